@@ -1,0 +1,155 @@
+#include <nanobind/ndarray.h>
+#include <nanobind/stl/map.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/variant.h>
+#include <nanobind/stl/vector.h>
+
+#include <vector>
+
+#include "api/codec.h"
+#include "bindings.h"
+#include "devices/cpu/isa.h"
+#include "devices/cpu/queue.h"
+
+namespace cccl::python {
+namespace {
+
+std::size_t encode(const Codec& codec, std::uintptr_t in, std::size_t count, std::uint8_t dtype,
+                   std::uintptr_t out, std::size_t out_bytes, std::uint64_t position,
+                   std::uint64_t seed, bool checksum) {
+  CpuQueue queue;
+  EncodeArgs args;
+  args.in = values_at(in, count, dtype);
+  args.position = position;
+  args.seed = seed;
+  args.checksum = checksum;
+  args.out = {reinterpret_cast<std::byte*>(out), out_bytes};
+  return codec.encode(args, queue);
+}
+
+Bytes bytes_at(std::uintptr_t address, std::size_t bytes) {
+  return {reinterpret_cast<const std::byte*>(address), bytes};
+}
+
+void decode(const Codec& codec, std::uintptr_t payload, std::size_t bytes, std::uintptr_t out,
+            std::size_t count, std::uint8_t dtype) {
+  CpuQueue queue;
+  codec.decode(bytes_at(payload, bytes), mutable_values_at(out, count, dtype), queue);
+}
+
+void reduce(const Codec& codec, const std::vector<std::uintptr_t>& payloads, std::size_t bytes,
+            double divisor, std::uintptr_t out, std::size_t count, std::uint8_t dtype) {
+  CpuQueue queue;
+  std::vector<Bytes> sources;
+  for (const auto payload : payloads) sources.push_back(bytes_at(payload, bytes));
+  codec.reduce({sources, divisor}, mutable_values_at(out, count, dtype), queue);
+}
+
+std::size_t reduce_encode(const Codec& codec, const std::vector<std::uintptr_t>& payloads,
+                          std::size_t bytes, double divisor, const Codec& second,
+                          std::uintptr_t out, std::size_t out_bytes, std::size_t count,
+                          std::uint8_t dtype, std::uint64_t position, std::uint64_t seed) {
+  CpuQueue queue;
+  std::vector<Bytes> sources;
+  for (const auto payload : payloads) sources.push_back(bytes_at(payload, bytes));
+  EncodeArgs args;
+  args.in = {nullptr, count, DType{dtype}};
+  args.position = position;
+  args.seed = seed;
+  args.out = {reinterpret_cast<std::byte*>(out), out_bytes};
+  return codec.reduce_encode({sources, divisor}, second, args, queue);
+}
+
+std::vector<double> error_bound(const Codec& codec, std::uintptr_t in, std::size_t count,
+                                std::uint8_t dtype) {
+  std::vector<double> bound(count);
+  codec.error_bound(values_at(in, count, dtype), bound);
+  return bound;
+}
+
+nb::dict header_of(std::uintptr_t payload, std::size_t bytes) {
+  const auto header = open_payload(bytes_at(payload, bytes));
+  nb::dict fields;
+  fields["codec"] = codec_of(header)->info().name;
+  fields["dtype"] = header.dtype;
+  fields["count"] = header.count;
+  fields["bytes"] = sizeof header + header.body_bytes;
+  fields["non_finite"] = bool(header.flags & kHasNonFinite);
+  return fields;
+}
+
+// Address, shape, contiguity, dtype and device of anything that speaks DLPack or the buffer
+// protocol. The array must be kept alive by the caller.
+nb::dict describe(const nb::ndarray<nb::ro>& array) {
+  std::int64_t dense = 1;
+  bool contiguous = true;
+  std::vector<std::int64_t> shape;
+  for (std::size_t i = array.ndim(); i-- > 0;) {
+    const auto extent = static_cast<std::int64_t>(array.shape(i));
+    contiguous &= extent == 1 || array.stride(i) == dense;
+    dense *= extent;
+    shape.insert(shape.begin(), extent);
+  }
+  nb::dict fields;
+  fields["address"] = reinterpret_cast<std::uintptr_t>(array.data());
+  fields["shape"] = shape;
+  fields["contiguous"] = contiguous || dense == 0;
+  fields["dtype_code"] = static_cast<int>(array.dtype().code);
+  fields["dtype_bits"] = static_cast<int>(array.dtype().bits);
+  fields["dtype_lanes"] = static_cast<int>(array.dtype().lanes);
+  fields["device_type"] = array.device_type();
+  fields["device_id"] = array.device_id();
+  return fields;
+}
+
+}  // namespace
+
+void register_codec(nb::module_& module) {
+  const nb::call_guard<nb::gil_scoped_release> no_gil;
+  nb::class_<Codec>(module, "Codec")
+      .def_prop_ro("name", [](const Codec& codec) { return codec.info().name; })
+      .def_prop_ro("lossless", [](const Codec& codec) { return codec.info().lossless; })
+      .def_prop_ro("fixed_size", [](const Codec& codec) { return codec.info().fixed_size; })
+      .def_prop_ro("spec", &Codec::spec)
+      .def_prop_ro("granularity", &Codec::granularity)
+      .def("supports",
+           [](const Codec& codec, std::uint8_t dtype) { return codec.supports(DType{dtype}); })
+      .def("max_encoded_bytes",
+           [](const Codec& codec, std::size_t count, std::uint8_t dtype) {
+             return codec.max_encoded_bytes(count, DType{dtype});
+           })
+      .def("error_bound", error_bound)
+      .def("encode", encode, no_gil)
+      .def("decode", decode, no_gil)
+      .def("reduce", reduce, no_gil)
+      .def("reduce_encode", reduce_encode, no_gil);
+  module.def("make_codec", [](const std::string& name, const Options& options) {
+    return std::const_pointer_cast<Codec>(make_codec(name, options));
+  });
+  module.def("codec_of", [](std::uintptr_t payload, std::size_t bytes) {
+    return std::const_pointer_cast<Codec>(codec_of(open_payload(bytes_at(payload, bytes))));
+  });
+  module.def("codec_names", [] {
+    std::map<std::string, std::vector<std::string>> names;
+    for (const auto* entry : registered_codecs()) names[entry->info.name] = entry->info.aliases;
+    return names;
+  });
+  module.def("header_of", header_of);
+  module.def("describe", describe);
+  module.def("dtypes", [] {
+    nb::dict numbers;
+    for (const auto& row : kDTypes)
+      numbers[row.name] = nb::make_tuple(static_cast<int>(row.dtype), row.size, row.floating);
+    return numbers;
+  });
+  module.def("available_isas", [] {
+    std::vector<std::string> names;
+    for (const auto isa : available_isas()) names.push_back(name_of(isa));
+    return names;
+  });
+  module.def("current_isa", [] { return std::string(name_of(current_isa())); });
+  module.def("force_isa", force_isa);
+}
+
+}  // namespace cccl::python

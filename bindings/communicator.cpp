@@ -1,0 +1,218 @@
+#include "collectives/communicator.h"
+
+#include <nanobind/stl/optional.h>
+#include <nanobind/stl/shared_ptr.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings.h"
+#include "transports/external/external.h"
+#include "transports/loopback/loopback.h"
+
+namespace cccl::python {
+namespace {
+
+// A Python object that C++ threads may drop: the last owner takes the GIL to do so.
+std::shared_ptr<nb::object> shared(nb::object object) {
+  return {new nb::object(std::move(object)), [](nb::object* held) {
+            if (!Py_IsInitialized()) return;
+            const nb::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
+// Runs a callback that raises Python exceptions on a thread that expects C++ ones.
+template <class Call>
+auto in_python(Call call) {
+  const nb::gil_scoped_acquire gil;
+  try {
+    return call();
+  } catch (nb::python_error& error) {
+    throw_core_error(error);
+  }
+}
+
+// `transport` has post(list of (sends, address, bytes, peer, tag)) -> list of request numbers,
+// wait(list of request numbers, seconds) and abort(reason).
+std::shared_ptr<Transport> external_transport(int rank, int size, nb::object transport) {
+  const auto object = shared(std::move(transport));
+  ExternalCallbacks callbacks;
+  callbacks.post = [object](std::span<Transfer> transfers) {
+    in_python([&] {
+      nb::list list;
+      for (const auto& t : transfers)
+        list.append(nb::make_tuple(t.direction == Direction::kSend,
+                                   reinterpret_cast<std::uintptr_t>(t.data), t.bytes, t.peer,
+                                   t.tag));
+      const auto numbers = nb::cast<std::vector<Request>>(object->attr("post")(list));
+      if (numbers.size() != transfers.size())
+        throw TransportError("the frontend's post() returned " + std::to_string(numbers.size()) +
+                             " requests for " + std::to_string(transfers.size()) + " transfers");
+      for (std::size_t i = 0; i < transfers.size(); ++i) transfers[i].request = numbers[i];
+    });
+  };
+  callbacks.wait = [object](std::span<const Request> requests, Seconds deadline) {
+    in_python([&] {
+      nb::list list;
+      for (const auto request : requests) list.append(request);
+      object->attr("wait")(list, deadline.count());
+    });
+  };
+  callbacks.abort = [object](const std::string& reason) {
+    in_python([&] { object->attr("abort")(reason); });
+  };
+  return make_external(rank, size, std::move(callbacks));
+}
+
+Collective collective_of(const std::string& name) {
+  for (const auto collective : {Collective::kAllReduce, Collective::kReduceScatter,
+                                Collective::kAllGather, Collective::kBroadcast})
+    if (name == name_of(collective)) return collective;
+  throw ConfigError("unknown collective '" + name + "'");
+}
+
+std::shared_ptr<Work> submit(Communicator& communicator, const std::string& collective,
+                             std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
+                             std::size_t out_count, std::uint8_t dtype,
+                             std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
+                             bool average, int root, std::vector<std::size_t> counts,
+                             std::size_t chunk_bytes, std::size_t window,
+                             const std::string& algorithm, std::uint64_t seed, bool checksum,
+                             bool raise_non_finite, const std::string& label,
+                             std::optional<nb::object> on_done) {
+  CollectiveCall call;
+  call.collective = collective_of(collective);
+  call.in = values_at(in, in_count, dtype);
+  call.out = mutable_values_at(out, out_count, dtype);
+  call.average = average;
+  call.root = root;
+  call.counts = std::move(counts);
+  call.contribution = std::move(contribution);
+  call.result = std::move(result);
+  call.tuning = {chunk_bytes, window, std::nullopt};
+  if (algorithm != "auto")
+    call.tuning.algorithm = algorithm == "one_shot" ? Algorithm::kOneShot : Algorithm::kTwoShot;
+  call.seed = seed;
+  call.checksum = checksum;
+  call.raise_non_finite = raise_non_finite;
+  call.label = label;
+  std::function<void(Work&)> done;
+  if (on_done) {
+    done = [callback = shared(*on_done)](Work& work) {
+      const nb::gil_scoped_acquire gil;
+      try {
+        nb::object error = nb::none();
+        try {
+          if (work.error()) std::rethrow_exception(work.error());
+        } catch (const std::exception& failure) {
+          error = python_error_of(failure);
+        }
+        (*callback)(error);
+      } catch (nb::python_error& error) {
+        error.discard_as_unraisable("cccl: a callback at a collective's end");
+      }
+    };
+  }
+  const nb::gil_scoped_release no_gil;
+  return communicator.submit(std::move(call), std::move(done));
+}
+
+nb::list stats_rows() {
+  nb::list list;
+  for (const auto& [key, row] : process_stats().rows()) {
+    nb::dict fields;
+    fields["label"] = key.label;
+    fields["collective"] = key.collective;
+    fields["codec"] = key.codecs;
+    fields["algorithm"] = key.algorithm;
+    fields["dtype"] = key.dtype;
+    fields["plain"] = row.plain;
+    fields["reason"] = key.reason;
+    fields["world_size"] = row.world_size;
+    fields["calls"] = row.calls;
+    fields["failures"] = row.failures;
+    fields["values"] = row.values;
+    fields["value_bytes"] = row.value_bytes;
+    fields["bytes_sent"] = row.run.bytes_sent;
+    fields["bytes_received"] = row.run.bytes_received;
+    fields["messages"] = row.run.messages;
+    fields["encode_seconds"] = row.run.encode;
+    fields["reduce_seconds"] = row.run.reduce;
+    fields["decode_seconds"] = row.run.decode;
+    fields["exposed_seconds"] = row.run.exposed;
+    fields["total_seconds"] = row.run.total;
+    fields["latency_seconds"] = row.latency;
+    fields["error_squares"] = row.run.error_squares;
+    fields["squares"] = row.run.squares;
+    fields["non_finite"] = row.run.non_finite;
+    list.append(fields);
+  }
+  return list;
+}
+
+void record_plain(const std::string& label, const std::string& collective,
+                  const std::string& dtype, const std::string& reason, int world_size,
+                  std::uint64_t values, std::uint64_t value_bytes, std::uint64_t bytes_sent,
+                  double seconds) {
+  StatsRow row;
+  row.calls = 1;
+  row.values = values;
+  row.value_bytes = value_bytes;
+  row.world_size = world_size;
+  row.plain = true;
+  row.latency = seconds;
+  row.run.bytes_sent = row.run.bytes_received = bytes_sent;
+  process_stats().add({label, collective, "plain", "backend", dtype, reason}, row);
+}
+
+}  // namespace
+
+void register_communicator(nb::module_& module) {
+  const nb::call_guard<nb::gil_scoped_release> no_gil;
+  nb::class_<Transport>(module, "Transport")
+      .def_prop_ro("rank", &Transport::rank)
+      .def_prop_ro("size", &Transport::size);
+  module.def("loopback", make_loopback);
+  module.def("external_transport", external_transport);
+
+  nb::class_<Work>(module, "Work")
+      .def(
+          "wait",
+          [](Work& work, std::optional<double> timeout) {
+            return work.wait(timeout ? std::optional<Seconds>(*timeout) : std::nullopt);
+          },
+          nb::arg("timeout") = nb::none(), no_gil)
+      .def("done", &Work::done)
+      .def("error", [](Work& work) -> nb::object {
+        try {
+          if (work.error()) std::rethrow_exception(work.error());
+        } catch (const std::exception& error) {
+          return python_error_of(error);
+        }
+        return nb::none();
+      });
+
+  nb::class_<Communicator>(module, "Communicator")
+      .def("__init__",
+           [](Communicator* self, std::shared_ptr<Transport> transport, double deadline) {
+             new (self) Communicator(std::move(transport), Seconds(deadline));
+           })
+      .def_prop_ro("rank", &Communicator::rank)
+      .def_prop_ro("size", &Communicator::size)
+      .def_prop_ro("pool_bytes", &Communicator::pool_bytes)
+      .def("submit", submit, nb::arg("collective"), nb::arg("in_address"), nb::arg("in_count"),
+           nb::arg("out_address"), nb::arg("out_count"), nb::arg("dtype"), nb::arg("contribution"),
+           nb::arg("result"), nb::arg("average") = true, nb::arg("root") = 0,
+           nb::arg("counts") = std::vector<std::size_t>{}, nb::arg("chunk_bytes") = 0,
+           nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
+           nb::arg("checksum") = true, nb::arg("raise_non_finite") = false,
+           nb::arg("label") = "", nb::arg("on_done") = nb::none())
+      .def("abort", &Communicator::abort, no_gil)
+      .def("close", &Communicator::close, no_gil);
+
+  module.def("stats_rows", stats_rows);
+  module.def("reset_stats", [] { process_stats().reset(); });
+  module.def("record_plain", record_plain);
+}
+
+}  // namespace cccl::python

@@ -1,0 +1,18 @@
+# Decides CCCLIB_HAVE_CUDA from CCCLIB_CUDA and what the machine has. No part needs CUDA yet: the
+# codecs' .cu files and the NCCL transport will; the switch and its errors are here for them.
+set(CCCLIB_HAVE_CUDA OFF)
+if(NOT CCCLIB_CUDA MATCHES "^(AUTO|ON|OFF)$")
+  message(FATAL_ERROR "CCCLIB_CUDA = '${CCCLIB_CUDA}'; allowed: AUTO, ON, OFF")
+endif()
+if(NOT CCCLIB_CUDA STREQUAL "OFF")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    set(CCCLIB_HAVE_CUDA ON)
+  elseif(CCCLIB_CUDA STREQUAL "ON" OR DEFINED ENV{CUDACXX})
+    message(FATAL_ERROR
+      "CCCLIB_CUDA=${CCCLIB_CUDA}, CUDACXX='$ENV{CUDACXX}': no working CUDA compiler. Put nvcc on "
+      "PATH, set CUDACXX to it, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
+  endif()
+endif()
+message(STATUS "CUDA compiler: ${CCCLIB_HAVE_CUDA} (CCCLIB_CUDA=${CCCLIB_CUDA})")

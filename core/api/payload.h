@@ -1,0 +1,50 @@
+// The header in front of every payload, and its checks. docs/FORMAT.md is the specification.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+#include "api/buffer.h"
+#include "api/dtype.h"
+
+namespace cccl {
+
+inline constexpr std::uint32_t kPayloadMagic = 0x504C4343;  // "CCLP", little-endian
+inline constexpr std::uint8_t kPayloadVersion = 1;
+inline constexpr std::size_t kPayloadAlignment = 64;
+
+enum PayloadFlags : std::uint8_t {
+  kHasChecksum = 1,
+  kHasNonFinite = 2,
+};
+
+struct PayloadHeader {
+  std::uint32_t magic = kPayloadMagic;
+  std::uint8_t version = kPayloadVersion;
+  std::uint8_t codec = 0;       // CodecInfo::id
+  std::uint8_t dtype = 0;       // of the values, not of the codes
+  std::uint8_t flags = 0;       // PayloadFlags
+  std::uint64_t count = 0;      // values
+  std::uint64_t body_bytes = 0; // after this header
+  std::uint8_t params[4] = {};  // the codec's own
+  std::uint32_t origin = 0;     // 1 + first rank whose contribution was non-finite; 0: none
+  std::uint64_t seed = 0;       // of a transform; 0 where there is none
+  std::uint64_t reserved = 0;   // written as 0, for statistics
+  std::uint64_t checksum = 0;   // of the body, if kHasChecksum
+  std::uint64_t header_check = 0;  // over the 56 bytes before it
+};
+static_assert(sizeof(PayloadHeader) == 64);
+
+// Position-weighted sum of 32-bit words, modulo 2^64: associative, so any number of threads may
+// share it, and every change of a single word is seen.
+std::uint64_t checksum(Bytes bytes);
+
+// Writes `header`, completed by its check values, in front of the body at payload + 64.
+void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum);
+
+// The header of `payload` after all checks: magic, version, lengths, header check and, where
+// present, the body's checksum. Throws CorruptPayloadError that names what is wrong.
+PayloadHeader open_payload(Bytes payload);
+
+}  // namespace cccl

@@ -1,0 +1,48 @@
+// Moves bytes between the ranks of one group. Algorithms see only this.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <string>
+
+#include "api/device.h"
+
+namespace cccl {
+
+using Seconds = std::chrono::duration<double>;
+using Request = std::uint64_t;
+
+enum class Direction : std::uint8_t { kSend, kReceive };
+
+struct Transfer {
+  Direction direction;
+  std::byte* data;
+  std::size_t bytes;  // both ends state the same
+  int peer;
+  std::uint32_t tag;    // of the collective: transfers of one pair and tag match in posting order
+  Request request = 0;  // set by post()
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual int rank() const = 0;
+  virtual int size() const = 0;
+  virtual DeviceKind device() const = 0;
+
+  // Starts all transfers as one group, after the work that is in `queue` now; never blocks.
+  // The memory must stay as it is until wait() returned for the request.
+  virtual void post(std::span<Transfer> transfers, Queue& queue) = 0;
+
+  // Later work in `queue` sees the transfers done. Throws DeadlineError, naming the peers waited
+  // for, once `deadline` passed without progress, and TransportError if a peer is lost.
+  virtual void wait(std::span<const Request> requests, Queue& queue, Seconds deadline) = 0;
+
+  // Gives up: pending and future calls fail, here at once and on the other ranks as soon as
+  // they can be told; they see `reason` where the transport can carry it.
+  virtual void abort(const std::string& reason) noexcept = 0;
+};
+
+}  // namespace cccl

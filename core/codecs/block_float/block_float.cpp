@@ -1,0 +1,186 @@
+#include "codecs/block_float/block_float.h"
+
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "devices/cpu/convert.h"
+#include "devices/cpu/isa.h"
+#include "devices/cpu/tile_codec.h"
+
+namespace cccl {
+namespace {
+
+using namespace block_float;
+
+struct Rounding {
+  bool stochastic = false;
+  bool search = false;
+  std::uint64_t position = 0, seed = 0;
+};
+
+struct BlockKernels {
+  void (*encode)(const float*, std::size_t, const Rounding&, std::byte*, std::uint16_t*);
+  void (*decode)(const std::byte*, std::size_t, std::uint16_t, std::uint8_t, float*);
+};
+
+#define CCCLIB_KERNELS "codecs/block_float/kernels.inl"
+#include "devices/cpu/foreach_isa.inl"
+
+constexpr int kWidths[] = {8, 4};  // in the order of kKernels
+
+const BlockKernels& kernels(int bits) {
+  static const BlockKernels* const all[] = {baseline::kKernels, avx2::kKernels, avx512::kKernels};
+  return pick(all)[bits == kWidths[0] ? 0 : 1];
+}
+
+struct Settings {
+  int bits = 8;
+  std::size_t block = kDefaultBlock;
+  bool stochastic = false, search = false;
+  std::uint8_t codebook = kLinear;
+};
+
+class BlockFloat final : public TileCodec {
+ public:
+  BlockFloat(const CodecInfo& info, const Settings& settings)
+      : TileCodec(info), settings_(settings) {}
+
+  std::string spec() const override {
+    return std::string(info().name) + "(block_size=" + std::to_string(settings_.block) +
+           ", rounding=" + (settings_.stochastic ? "stochastic" : "nearest") +
+           ", level=" + (settings_.search ? "best" : "fast") + ")";
+  }
+
+  std::size_t granularity() const override { return settings_.block; }
+
+  void error_bound(ConstValues in, std::span<double> bound) const override;
+
+ protected:
+  std::size_t body_bytes(std::size_t n, DType) const override {
+    return block_float::body_bytes(n, settings_.bits, settings_.block);
+  }
+
+  void write_params(std::uint8_t (&params)[4]) const override {
+    params[0] = static_cast<std::uint8_t>(settings_.bits);
+    params[1] = static_cast<std::uint8_t>(std::countr_zero(settings_.block));
+    params[2] = settings_.codebook;
+    params[3] = 0;
+  }
+
+  void encode_tile(const Tile& tile, const float* values) const override {
+    for_blocks(tile, [&](std::size_t at, std::size_t n, std::byte* codes, std::byte* scale_at) {
+      std::uint16_t scale;
+      kernels(settings_.bits)
+          .encode(values + at, n,
+                  {settings_.stochastic, settings_.search, tile.position + at, tile.seed}, codes,
+                  &scale);
+      std::memcpy(scale_at, &scale, sizeof scale);
+    });
+    const std::size_t end = tile.first + tile.n;
+    if (end == tile.count && end * settings_.bits / 8 < code_bytes(end, settings_.bits))
+      zero_padding(tile.body, end);
+  }
+
+  void decode_tile(const Tile& tile, float* values) const override {
+    for_blocks(tile, [&](std::size_t at, std::size_t n, std::byte* codes, std::byte* scale_at) {
+      std::uint16_t scale;
+      std::memcpy(&scale, scale_at, sizeof scale);
+      kernels(settings_.bits).decode(codes, n, scale, settings_.codebook, values + at);
+    });
+  }
+  using TileCodec::decode_tile;
+  using TileCodec::encode_tile;
+
+ private:
+  // step(at, n, codes, scale) for each block of the tile; `at` counts from the tile's start.
+  template <class Step>
+  void for_blocks(const Tile& tile, Step step) const {
+    std::byte* const scales = tile.body + code_bytes(tile.count, settings_.bits);
+    for (std::size_t at = 0; at < tile.n; at += settings_.block) {
+      const std::size_t n = std::min(settings_.block, tile.n - at), first = tile.first + at;
+      step(at, n, tile.body + first * settings_.bits / 8, scales + 2 * (first / settings_.block));
+    }
+  }
+
+  // What follows the last code, so that equal values make equal bytes.
+  void zero_padding(std::byte* body, std::size_t n) const {
+    const std::size_t used = (n * settings_.bits + 7) / 8;
+    std::memset(body + used, 0, code_bytes(n, settings_.bits) - used);
+  }
+
+  Settings settings_;
+};
+
+void BlockFloat::error_bound(ConstValues in, std::span<double> bound) const {
+  const double steps = std::ldexp(1.0, settings_.bits);
+  // Half a step; a whole one where rounding is random; the searched scale may clip by a third.
+  const double share = settings_.search       ? 0.45
+                       : settings_.stochastic ? 2.0 / (steps - 2)
+                                              : 1.0 / (steps - 1);
+  const double back = in.dtype == DType::kBFloat16  ? 0x1p-8
+                      : in.dtype == DType::kFloat16 ? 0x1p-11
+                                                    : 0x1p-23;
+  const double least = in.dtype == DType::kFloat16 ? 0x1p-25 : 0.0;
+  for (std::size_t first = 0; first < in.count; first += settings_.block) {
+    const std::size_t n = std::min(settings_.block, in.count - first);
+    double extreme = 0;
+    for (std::size_t i = first; i < first + n; ++i)
+      extreme = std::max(extreme, std::abs(value_at(in, i)));
+    const double coded = std::max(extreme * share * (1 + 0x1p-7), 0x1p-133);
+    for (std::size_t i = first; i < first + n; ++i)
+      bound[i] = extreme > std::numeric_limits<float>::max()
+                     ? std::numeric_limits<double>::infinity()
+                     : coded + (std::abs(value_at(in, i)) + coded) * back + least;
+  }
+}
+
+template <int kBits>
+std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
+  constexpr std::string_view kRoundings[] = {"nearest", "stochastic"};
+  constexpr std::string_view kLevels[] = {"fast", "best"};
+  Settings settings;
+  settings.bits = kBits;
+  const auto block = options.integer("block_size", kDefaultBlock);
+  settings.stochastic = options.choice("rounding", kRoundings) == "stochastic";
+  settings.search = options.choice("level", kLevels) == "best";
+  if (block < static_cast<std::int64_t>(kMinBlock) || block > static_cast<std::int64_t>(kMaxBlock) ||
+      !std::has_single_bit(static_cast<std::uint64_t>(block)))
+    options.refuse("block_size", "a power of two from 32 to 1024");
+  if (settings.search && settings.stochastic)
+    options.refuse("rounding", "nearest with level 'best', whose codebook has unequal steps");
+  settings.block = static_cast<std::size_t>(block);
+  if (settings.search && kBits == 4) settings.codebook = kNormal4;
+  return std::make_unique<BlockFloat>(info, settings);
+}
+
+// Rounding and level are the encoder's affair: they leave no trace but the codebook.
+template <int kBits>
+std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header) {
+  const auto [bits, log2_block, codebook, transform] = header.params;
+  Settings settings;
+  settings.bits = kBits;
+  settings.codebook = codebook;
+  settings.search = codebook != kLinear;
+  if (bits != kBits || log2_block < 5 || log2_block > 10 || transform != 0 ||
+      codebook > (kBits == 4 ? kNormal4 : kLinear))
+    throw CorruptPayloadError(
+        "block_float payload has unknown parameters: bits " + std::to_string(bits) +
+        ", block 2^" + std::to_string(log2_block) + ", codebook " + std::to_string(codebook) +
+        ", transform " + std::to_string(transform));
+  settings.block = std::size_t{1} << log2_block;
+  return std::make_unique<BlockFloat>(info, settings);
+}
+
+const CodecEntry kEntries[] = {
+    {{4, "block_float8", {"block_fp16_to_8bit"}, false, true}, make<8>, reopen<8>},
+    {{5, "block_float4", {"block_fp16_to_4bit"}, false, true}, make<4>, reopen<4>},
+};
+
+}  // namespace
+
+std::span<const CodecEntry> block_float_codecs() { return kEntries; }
+
+}  // namespace cccl

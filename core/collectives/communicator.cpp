@@ -1,0 +1,255 @@
+#include "collectives/communicator.h"
+
+#include <cstring>
+#include <optional>
+#include <utility>
+
+#include "api/measure.h"
+#include "collectives/agreement.h"
+#include "devices/cpu/queue.h"
+
+namespace cccl {
+namespace {
+
+std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
+  std::uint64_t x = base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1);
+  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
+  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
+  return x ^ (x >> 31);
+}
+
+bool reduces(Collective collective) {
+  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
+}
+
+std::string codecs_of(const CollectiveCall& call) {
+  if (!reduces(call.collective)) return call.result->spec();
+  if (call.collective == Collective::kReduceScatter) return call.contribution->spec();
+  const auto first = call.contribution->spec(), second = call.result->spec();
+  return first == second ? first : first + " -> " + second;
+}
+
+std::string join(const std::vector<std::size_t>& counts) {
+  std::string text;
+  for (const auto count : counts) text += (text.empty() ? "" : ",") + std::to_string(count);
+  return text;
+}
+
+Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
+  Signature signature;
+  signature.set("collective", name_of(call.collective));
+  signature.set("dtype", name_of(call.in.dtype));
+  signature.set("count", join(plan.counts));
+  signature.set("op", !reduces(call.collective) ? "none" : call.average ? "avg" : "sum");
+  signature.set("root", std::to_string(call.root));
+  signature.set("plan", std::string(name_of(plan.algorithm)) + ", chunk " +
+                            std::to_string(plan.chunk) + ", window " +
+                            std::to_string(plan.window));
+  signature.set("codecs", codecs_of(call));
+  signature.set("checks", call.checksum ? "checksum" : "no checksum");
+  return signature;
+}
+
+void check(const CollectiveCall& call, int size) {
+  if (!call.contribution || !call.result) throw ConfigError("a collective needs a codec per leg");
+  for (const auto* codec : {call.contribution.get(), call.result.get()})
+    if (!codec->supports(call.in.dtype))
+      throw UnsupportedError("codec '" + codec->spec() + "' does not take dtype " +
+                             name_of(call.in.dtype));
+  if (reduces(call.collective) && !is_floating(call.in.dtype))
+    throw UnsupportedError(std::string(name_of(call.collective)) + " sums floating-point values, not " +
+                           name_of(call.in.dtype) + "; use the backend's own");
+  if (call.in.dtype != call.out.dtype)
+    throw UnsupportedError(std::string("input is ") + name_of(call.in.dtype) + ", output " +
+                           name_of(call.out.dtype) + "; they must be the same");
+  const bool gathered =
+      call.collective == Collective::kReduceScatter || call.collective == Collective::kAllGather;
+  if (gathered != !call.counts.empty() ||
+      (gathered && call.counts.size() != static_cast<std::size_t>(size)))
+    throw ConfigError(std::string(name_of(call.collective)) + ": counts has " +
+                      std::to_string(call.counts.size()) + " entries for " +
+                      std::to_string(size) + " ranks");
+}
+
+// Sizes of input and output against the counts, for the rank that calls.
+void check_sizes(const CollectiveCall& call, int rank) {
+  std::size_t in = call.in.count, out = call.in.count;
+  if (!call.counts.empty()) {
+    std::size_t total = 0;
+    for (const auto count : call.counts) total += count;
+    const bool scatters = call.collective == Collective::kReduceScatter;
+    in = scatters ? total : call.counts[rank];
+    out = scatters ? call.counts[rank] : total;
+  }
+  if (call.in.count != in || call.out.count != out)
+    throw ConfigError(std::string(name_of(call.collective)) + " of rank " + std::to_string(rank) +
+                      ": input has " + std::to_string(call.in.count) + " values, output " +
+                      std::to_string(call.out.count) + "; expected " + std::to_string(in) +
+                      " and " + std::to_string(out));
+}
+
+}  // namespace
+
+bool Work::wait(std::optional<Seconds> timeout) {
+  std::unique_lock lock(mutex_);
+  const auto done = [&] { return done_; };
+  if (timeout) {
+    if (!changed_.wait_for(lock, *timeout, done)) return false;
+  } else {
+    changed_.wait(lock, done);
+  }
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool Work::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+std::exception_ptr Work::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Work::finish(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  error_ = std::move(error);
+  changed_.notify_all();
+}
+
+Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline)
+    : transport_(std::move(transport)),
+      deadline_(deadline),
+      queue_(std::make_unique<CpuQueue>()),
+      pool_(std::make_shared<CpuAllocator>()) {
+  if (!(deadline.count() > 0))
+    throw ConfigError("deadline = " + std::to_string(deadline.count()) +
+                      " s; allowed: more than 0");
+  thread_ = std::thread([this] { serve(); });
+}
+
+Communicator::~Communicator() { close(); }
+
+void Communicator::close() {
+  refuse_later_calls("it was closed");
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    wake_.notify_all();
+  }
+  if (thread_.joinable()) thread_.join();
+}
+
+std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
+                                           std::function<void(Work&)> on_done) {
+  check(call, size());
+  check_sizes(call, rank());
+  auto work = std::make_shared<Work>();
+  const std::lock_guard lock(mutex_);
+  if (!closed_.empty())
+    throw ClosedError("this communicator takes no more work: " + closed_ +
+                      ". Make a new one, on all ranks.");
+  jobs_.push_back({std::move(call), work, std::move(on_done), std::chrono::steady_clock::now()});
+  wake_.notify_all();
+  return work;
+}
+
+void Communicator::abort(const std::string& reason) {
+  refuse_later_calls(reason);
+  transport_->abort(reason);
+}
+
+void Communicator::refuse_later_calls(const std::string& reason) {
+  const std::lock_guard lock(mutex_);
+  if (closed_.empty()) closed_ = reason;
+}
+
+void Communicator::serve() {
+  for (;;) {
+    std::unique_lock lock(mutex_);
+    wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
+    if (jobs_.empty()) return;
+    Job job = std::move(jobs_.front());
+    jobs_.pop_front();
+    lock.unlock();
+    run(job);
+  }
+}
+
+void Communicator::run(Job& job) {
+  const auto& call = job.call;
+  std::exception_ptr error;
+  RunStats stats;
+  std::string algorithm = "none";
+  try {
+    stats = perform(call, algorithm);
+    if (call.raise_non_finite && stats.non_finite)
+      error = std::make_exception_ptr(NonFiniteError(
+          std::string(name_of(call.collective)) + " '" + call.label + "' has a non-finite value" +
+          (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
+  } catch (const MismatchError&) {
+    error = std::current_exception();  // found by all ranks before data moved: nothing to abort
+  } catch (const std::exception& failure) {
+    error = std::current_exception();
+    const std::string where = std::string(name_of(call.collective)) + " '" + call.label + "': ";
+    abort(where + failure.what());
+  }
+  if (error && !stats.total) fill_nan(call.out);
+  StatsRow row;
+  row.calls = 1;
+  row.failures = error ? 1 : 0;
+  row.values = call.in.count;
+  row.value_bytes = call.in.bytes();
+  row.world_size = size();
+  row.run = stats;
+  row.latency =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - job.submitted).count();
+  process_stats().add({call.label, name_of(call.collective), codecs_of(call), algorithm,
+                       name_of(call.in.dtype), ""},
+                      row);
+  job.work->finish(error);
+  if (job.on_done) job.on_done(*job.work);
+}
+
+RunStats Communicator::perform(const CollectiveCall& call, std::string& algorithm) {
+  const auto sequence = sequence_++;
+  PlanArgs args;
+  args.collective = call.collective;
+  args.rank = rank();
+  args.size = size();
+  args.root = call.root;
+  args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
+  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype);
+  const Plan plan(args);
+  algorithm = name_of(args.algorithm);
+  if (size() == 1) {
+    if (call.in.bytes() && call.out.data != call.in.data)
+      std::memcpy(call.out.data, call.in.data, call.in.bytes());
+    return {};
+  }
+
+  const auto signature = signature_of(call, args);
+  const auto digest = signature.digest();
+  if (!agreed_.contains(digest)) {
+    agree(signature, sequence, *transport_, *queue_, deadline_);
+    agreed_.insert(digest);
+  }
+  PipelineJob job;
+  job.in = call.in;
+  job.out = call.out;
+  job.contribution = call.contribution.get();
+  job.result = call.result.get();
+  job.divisor = call.average && reduces(call.collective) ? size() : 1;
+  job.contribution_seed = seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(rank()));
+  job.result_seed = seed_of(call.seed, sequence, 0);
+  job.checksum = call.checksum;
+  job.tag = tag_of(sequence, digest);
+  job.deadline = deadline_;
+  const auto stats = run_pipeline(plan, job, *transport_, *queue_, pool_);
+  pool_bytes_ = pool_.bytes();
+  return stats;
+}
+
+}  // namespace cccl

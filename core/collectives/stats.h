@@ -1,0 +1,41 @@
+// What went over the wire and what it cost, per tensor label, for the whole process.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "scheduler/pipeline.h"
+
+namespace cccl {
+
+// One line of the report: all calls of a collective with the same label, codecs and dtype.
+struct StatsKey {
+  std::string label, collective, codecs, algorithm, dtype, reason;  // reason: why it went plain
+  auto operator<=>(const StatsKey&) const = default;
+};
+
+struct StatsRow {
+  std::uint64_t calls = 0, failures = 0, values = 0, value_bytes = 0;
+  int world_size = 0;
+  bool plain = false;
+  double latency = 0;  // submission to completion
+  RunStats run;        // sums over the calls
+};
+
+class Stats {
+ public:
+  void add(const StatsKey& key, const StatsRow& row);
+  std::vector<std::pair<StatsKey, StatsRow>> rows() const;
+  void reset();
+
+ private:
+  mutable std::mutex mutex_;
+  std::map<StatsKey, StatsRow> rows_;
+};
+
+Stats& process_stats();
+
+}  // namespace cccl

@@ -1,0 +1,46 @@
+#include "collectives/tuning.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace cccl {
+namespace {
+
+// Below 64 kB the cost per message shows, far above it the pipeline fills and drains slowly.
+constexpr std::size_t kPayloadTarget = 128 * 1024;
+// What one-shot may send per rank: it saves a round trip but sends everything to everyone.
+constexpr std::size_t kOneShotBytes = 32 * 1024;
+constexpr std::size_t kWindow = 2;
+
+std::size_t round_up(std::size_t n, std::size_t granularity) {
+  return std::max<std::size_t>(1, (n + granularity - 1) / granularity) * granularity;
+}
+
+}  // namespace
+
+PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, const Codec& result,
+              DType dtype) {
+  args.granularity = std::lcm(contribution.granularity(), result.granularity());
+  args.window = tuning.window ? tuning.window : kWindow;
+  const std::size_t ranks = static_cast<std::size_t>(args.size);
+  const std::size_t most = args.counts.empty() ? 0 : *std::ranges::max_element(args.counts);
+  const std::size_t payload = std::max(contribution.max_encoded_bytes(most, dtype),
+                                       result.max_encoded_bytes(most, dtype));
+  if (args.collective == Collective::kAllReduce)
+    args.algorithm = tuning.algorithm.value_or(payload * (ranks - 1) <= kOneShotBytes
+                                                   ? Algorithm::kOneShot
+                                                   : Algorithm::kTwoShot);
+  const bool split = args.counts.size() == 1 && args.algorithm == Algorithm::kTwoShot;
+  const std::size_t shards = !split ? 1 : args.collective == Collective::kBroadcast ? std::max<std::size_t>(1, ranks - 1) : ranks;
+  if (tuning.chunk_bytes) {
+    args.chunk = tuning.chunk_bytes / size_of(dtype);
+  } else {
+    // As many chunks as make a shard's payload about the target, all of one size.
+    const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * kPayloadTarget));
+    args.chunk = (most + chunks - 1) / chunks;
+  }
+  args.chunk = round_up(args.chunk, args.granularity * shards);
+  return args;
+}
+
+}  // namespace cccl

@@ -1,0 +1,36 @@
+#include "api/measure.h"
+
+#include <algorithm>
+#include <limits>
+#include <vector>
+
+#include "devices/cpu/convert.h"
+
+namespace cccl {
+
+void measure_error(const Codec& codec, Bytes payload, ConstValues in, Queue& queue,
+                   double& error_squares, double& squares) {
+  if (!is_floating(in.dtype)) return;
+  std::vector<std::byte> decoded(in.bytes());
+  const Values out{decoded.data(), in.count, in.dtype};
+  codec.decode(payload, out, queue);
+  float exact[1024], found[1024];
+  for (std::size_t first = 0; first < in.count; first += 1024) {
+    const std::size_t n = std::min<std::size_t>(1024, in.count - first);
+    load(in.dtype, in.part(first, n).data, n, exact);
+    load(in.dtype, out.part(first, n).data, n, found);
+    for (std::size_t i = 0; i < n; ++i) {
+      const double error = double{found[i]} - exact[i];
+      error_squares += error * error;
+      squares += double{exact[i]} * exact[i];
+    }
+  }
+}
+
+void fill_nan(Values out) {
+  if (!is_floating(out.dtype)) return;
+  const float nan = std::numeric_limits<float>::quiet_NaN();
+  for (std::size_t i = 0; i < out.count; ++i) store(out.dtype, &nan, 1, out.part(i, 1).data);
+}
+
+}  // namespace cccl

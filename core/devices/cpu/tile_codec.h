@@ -1,0 +1,65 @@
+// A codec that works tile by tile on the CPU. All else (dtypes, headers, reductions) is here once.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <utility>
+
+#include "api/codec.h"
+
+namespace cccl {
+
+// Values [first, first + n) of a payload of `count`: where a tile lies and how it is rounded.
+struct Tile {
+  std::byte* body;  // of the whole payload; const when decoding
+  DType dtype;
+  std::size_t count, first, n;
+  std::uint64_t position = 0;  // of value `first` in the whole tensor
+  std::uint64_t seed = 0;
+};
+
+class TileCodec : public Codec {
+ public:
+  explicit TileCodec(CodecInfo info) : info_(std::move(info)) {}
+
+  const CodecInfo& info() const final { return info_; }
+  bool supports(DType dtype) const override { return is_floating(dtype); }
+  std::size_t max_encoded_bytes(std::size_t n, DType dtype) const final {
+    return sizeof(PayloadHeader) + body_bytes(n, dtype);
+  }
+
+  std::size_t encode(const EncodeArgs& args, Queue& queue) const override;
+  void decode(Bytes payload, Values out, Queue& queue) const override;
+  void reduce(const ReduceArgs& args, Values out, Queue& queue) const override;
+  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                            Queue& queue) const override;
+
+ protected:
+  virtual std::size_t body_bytes(std::size_t n, DType dtype) const = 0;
+  virtual void write_params(std::uint8_t (&)[4]) const {}
+
+  // True for all of a tile's values at once; tiles begin at multiples of granularity().
+  virtual void encode_tile(const Tile& tile, const float* values) const = 0;
+  virtual void decode_tile(const Tile& tile, float* values) const = 0;
+
+  // float64, unless the codec keeps more than a float's digits.
+  virtual void encode_tile(const Tile& tile, const double* values) const;
+  virtual void decode_tile(const Tile& tile, double* values) const;
+
+  // The header, after checks that this very codec made it, of values like `out`.
+  PayloadHeader open(Bytes payload, std::size_t count, DType dtype) const;
+  PayloadHeader header_for(const EncodeArgs& args) const;
+
+ private:
+  template <class Real>
+  std::size_t encode_as(const EncodeArgs& args) const;
+  template <class Real>
+  void decode_as(Bytes payload, Values out) const;
+  template <class Real, class Consume>
+  void reduce_as(const ReduceArgs& args, std::size_t count, DType dtype, Consume consume) const;
+
+  CodecInfo info_;
+};
+
+}  // namespace cccl
