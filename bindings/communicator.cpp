@@ -64,6 +64,15 @@ std::shared_ptr<Transport> external_transport(int rank, int size, nb::object tra
   return make_external(rank, size, std::move(callbacks));
 }
 
+nb::object python_error_or_none(const std::exception_ptr& error) {
+  try {
+    if (error) std::rethrow_exception(error);
+  } catch (const std::exception& failure) {
+    return python_error_of(failure);
+  }
+  return nb::none();
+}
+
 Collective collective_of(const std::string& name) {
   for (const auto collective : {Collective::kAllReduce, Collective::kReduceScatter,
                                 Collective::kAllGather, Collective::kBroadcast})
@@ -96,20 +105,14 @@ std::shared_ptr<Work> submit(Communicator& communicator, const std::string& coll
   call.checksum = checksum;
   call.raise_non_finite = raise_non_finite;
   call.label = label;
-  std::function<void(Work&)> done;
+  std::function<void(std::exception_ptr)> done;
   if (on_done) {
-    done = [callback = shared(*on_done)](Work& work) {
+    done = [callback = shared(*on_done)](std::exception_ptr error) {
       const nb::gil_scoped_acquire gil;
       try {
-        nb::object error = nb::none();
-        try {
-          if (work.error()) std::rethrow_exception(work.error());
-        } catch (const std::exception& failure) {
-          error = python_error_of(failure);
-        }
-        (*callback)(error);
-      } catch (nb::python_error& error) {
-        error.discard_as_unraisable("cccl: a callback at a collective's end");
+        (*callback)(python_error_or_none(error));
+      } catch (nb::python_error& failure) {
+        failure.discard_as_unraisable("cccl: a callback at a collective's end");
       }
     };
   }
@@ -183,14 +186,7 @@ void register_communicator(nb::module_& module) {
           },
           nb::arg("timeout") = nb::none(), no_gil)
       .def("done", &Work::done)
-      .def("error", [](Work& work) -> nb::object {
-        try {
-          if (work.error()) std::rethrow_exception(work.error());
-        } catch (const std::exception& error) {
-          return python_error_of(error);
-        }
-        return nb::none();
-      });
+      .def("error", [](Work& work) { return python_error_or_none(work.error()); });
 
   nb::class_<Communicator>(module, "Communicator")
       .def("__init__",
@@ -200,6 +196,8 @@ void register_communicator(nb::module_& module) {
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("pool_bytes", &Communicator::pool_bytes)
+      .def_prop_ro("busy", &Communicator::busy)
+      .def_prop_ro("closed", &Communicator::closed)
       .def("submit", submit, nb::arg("collective"), nb::arg("in_address"), nb::arg("in_count"),
            nb::arg("out_address"), nb::arg("out_count"), nb::arg("dtype"), nb::arg("contribution"),
            nb::arg("result"), nb::arg("average") = true, nb::arg("root") = 0,
@@ -209,6 +207,7 @@ void register_communicator(nb::module_& module) {
            nb::arg("label") = "", nb::arg("on_done") = nb::none())
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);
+
 
   module.def("stats_rows", stats_rows);
   module.def("reset_stats", [] { process_stats().reset(); });

@@ -52,7 +52,7 @@ std::uint64_t Signature::digest() const {
 }
 
 std::uint32_t tag_of(std::uint64_t sequence, std::uint64_t digest) {
-  return static_cast<std::uint32_t>(mix(digest + 0x9E3779B97F4A7C15u * (sequence + 1)) >> 33);
+  return static_cast<std::uint32_t>(mix(digest + 0x9E3779B97F4A7C15u * (sequence + 1)) >> 34);
 }
 
 void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, Queue& queue,
@@ -62,7 +62,7 @@ void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, 
   all[me] = mine;
   Signature outgoing = mine;
   std::vector<Transfer> transfers;
-  const auto tag = tag_of(sequence, 0);
+  const auto tag = 2 * tag_of(sequence, 0);
   for (int d = 1; d < size; ++d) {
     const int from = (me + size - d) % size, to = (me + d) % size;
     transfers.push_back({Direction::kReceive, reinterpret_cast<std::byte*>(&all[from]),

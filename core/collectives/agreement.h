@@ -22,7 +22,7 @@ struct Signature {
   std::uint64_t digest() const;
 };
 
-// A 31-bit tag of one collective: ranks that disagree never match each other's messages.
+// A 30-bit tag of one collective: ranks that disagree never match each other's messages.
 std::uint32_t tag_of(std::uint64_t sequence, std::uint64_t digest);
 
 // Exchanges signatures with all ranks. Throws MismatchError that names the field, the ranks and

@@ -132,6 +132,16 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadlin
 
 Communicator::~Communicator() { close(); }
 
+bool Communicator::busy() const {
+  const std::lock_guard lock(mutex_);
+  return running_ || !jobs_.empty();
+}
+
+std::string Communicator::closed() const {
+  const std::lock_guard lock(mutex_);
+  return closed_;
+}
+
 void Communicator::close() {
   refuse_later_calls("it was closed");
   {
@@ -143,7 +153,7 @@ void Communicator::close() {
 }
 
 std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
-                                           std::function<void(Work&)> on_done) {
+                                           std::function<void(std::exception_ptr)> on_done) {
   check(call, size());
   check_sizes(call, rank());
   auto work = std::make_shared<Work>();
@@ -167,14 +177,18 @@ void Communicator::refuse_later_calls(const std::string& reason) {
 }
 
 void Communicator::serve() {
+  std::unique_lock lock(mutex_);
   for (;;) {
-    std::unique_lock lock(mutex_);
     wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
     if (jobs_.empty()) return;
     Job job = std::move(jobs_.front());
     jobs_.pop_front();
+    running_ = true;
     lock.unlock();
     run(job);
+    job = {};  // its callbacks may own the last references: drop them without the lock
+    lock.lock();
+    running_ = false;
   }
 }
 
@@ -209,8 +223,8 @@ void Communicator::run(Job& job) {
   process_stats().add({call.label, name_of(call.collective), codecs_of(call), algorithm,
                        name_of(call.in.dtype), ""},
                       row);
+  if (job.on_done) job.on_done(error);
   job.work->finish(error);
-  if (job.on_done) job.on_done(*job.work);
 }
 
 RunStats Communicator::perform(const CollectiveCall& call, std::string& algorithm) {

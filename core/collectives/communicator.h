@@ -67,11 +67,13 @@ class Communicator {
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
   std::size_t pool_bytes() const { return pool_bytes_; }
+  bool busy() const;           // a collective is under way or waits its turn
+  std::string closed() const;  // why no more work is taken; empty while it is
 
   // Returns at once; `in` and `out` must live until the work is done. `on_done` is called by the
-  // communicator's thread. Throws ConfigError and UnsupportedError before anything is sent. After
+  // communicator's thread with the error, if any, before the work counts as done. Throws ConfigError and UnsupportedError before anything is sent. After
   // a failure the output is NaN and all later calls throw ClosedError.
-  std::shared_ptr<Work> submit(CollectiveCall call, std::function<void(Work&)> on_done = {});
+  std::shared_ptr<Work> submit(CollectiveCall call, std::function<void(std::exception_ptr)> on_done = {});
 
   // Fails what is pending, tells the other ranks, and takes no more work.
   void abort(const std::string& reason);
@@ -83,7 +85,7 @@ class Communicator {
   struct Job {
     CollectiveCall call;
     std::shared_ptr<Work> work;
-    std::function<void(Work&)> on_done;
+    std::function<void(std::exception_ptr)> on_done;
     std::chrono::steady_clock::time_point submitted;
   };
 
@@ -100,11 +102,11 @@ class Communicator {
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown
   std::uint64_t sequence_ = 0;
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;
   std::string closed_;  // why, once no more work is taken
-  bool stopping_ = false;
+  bool stopping_ = false, running_ = false;
   std::thread thread_;
 };
 

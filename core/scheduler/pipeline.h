@@ -34,7 +34,7 @@ struct PipelineJob {
   double divisor = 1;
   std::uint64_t contribution_seed = 0, result_seed = 0;
   bool checksum = true;
-  std::uint32_t tag = 0;
+  std::uint32_t tag = 0;  // 30 bits; each leg derives its own
   Seconds deadline{0};
 };
 

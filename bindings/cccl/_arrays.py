@@ -1,0 +1,116 @@
+"""What the core sees of an array: an address, a count and a dtype number."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from . import _core
+from .errors import UnsupportedError
+
+_NUMBERS: dict[str, tuple[int, int, bool]] = _core.dtypes()
+_DLPACK_CPU = 1
+_DLPACK_KINDS = {0: "int", 1: "uint", 2: "float", 4: "bfloat", 6: "bool"}
+
+
+class DType(NamedTuple):
+    """An element type: its name, its number on the wire, bytes per value and whether it is real."""
+
+    name: str
+    number: int
+    size: int
+    floating: bool
+
+
+DTYPES = {name: DType(name, *row) for name, row in _NUMBERS.items()}
+DTYPES_BY_NUMBER = {dtype.number: dtype for dtype in DTYPES.values()}
+
+
+class Array(NamedTuple):
+    """A contiguous CPU array. `owner` keeps the memory alive."""
+
+    owner: Any
+    address: int
+    shape: tuple[int, ...]
+    count: int
+    dtype: DType
+
+
+def dtype_named(name: str) -> DType:
+    """The dtype of that name; `UnsupportedError` lists what there is."""
+    try:
+        return DTYPES[name]
+    except KeyError:
+        raise UnsupportedError(f"dtype {name!r} is unknown; known: {', '.join(DTYPES)}") from None
+
+
+def describe(array: Any, *, writable: bool = False) -> Array:
+    """`array` (NumPy, or anything with DLPack on a CPU) without a copy.
+
+    Raises `UnsupportedError` for another device, an unknown dtype or, where it must be written,
+    an array that is not contiguous or read-only. A non-contiguous input is copied.
+    """
+    if hasattr(array, "detach"):  # torch refuses DLPack of tensors that require grad
+        array = array.detach()
+    if isinstance(array, np.ndarray):
+        return _describe_numpy(array, writable)
+    try:
+        fields = _core.describe(array)
+    except TypeError as error:
+        raise UnsupportedError(
+            f"{type(array).__name__} is no array: NumPy or an object with __dlpack__ is needed"
+        ) from error
+    if fields["device_type"] != _DLPACK_CPU:
+        raise UnsupportedError(
+            f"the array is on DLPack device type {fields['device_type']}; this build has CPU "
+            "codecs only: copy it to the CPU first"
+        )
+    kind = _DLPACK_KINDS.get(fields["dtype_code"])
+    name = "bool" if kind == "bool" else f"{kind}{fields['dtype_bits']}"
+    if fields["dtype_lanes"] != 1 or name not in DTYPES:
+        raise UnsupportedError(f"dtype {name} is not supported; known: {', '.join(DTYPES)}")
+    if not fields["contiguous"]:
+        if writable:
+            raise UnsupportedError("the output array is not contiguous; pass a contiguous one")
+        return describe(array.contiguous() if hasattr(array, "contiguous") else np.array(array))
+    shape = tuple(fields["shape"])
+    return Array(array, fields["address"], shape, _product(shape), DTYPES[name])
+
+
+def _describe_numpy(array: np.ndarray, writable: bool) -> Array:
+    name = array.dtype.name
+    if name not in DTYPES or not array.dtype.isnative:
+        raise UnsupportedError(
+            f"dtype {array.dtype} is not supported; known, in native byte order: {', '.join(DTYPES)}"
+        )
+    if writable and not (array.flags.c_contiguous and array.flags.writeable):
+        raise UnsupportedError("the output array must be contiguous and writable")
+    array = np.ascontiguousarray(array) if array.ndim else array
+    return Array(array, array.ctypes.data, array.shape, array.size, DTYPES[name])
+
+
+def empty(shape: tuple[int, ...], dtype: DType, like: str = "numpy") -> Any:
+    """A new array. `like` is "numpy" or "torch"; bfloat16 needs torch or ml_dtypes."""
+    if like == "torch":
+        import torch
+
+        return torch.empty(shape, dtype=getattr(torch, dtype.name))
+    try:
+        return np.empty(shape, np.dtype(dtype.name))
+    except TypeError:
+        pass
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise UnsupportedError(
+            f"NumPy has no {dtype.name}: pass out=, or install ml_dtypes"
+        ) from None
+    return np.empty(shape, getattr(ml_dtypes, dtype.name))
+
+
+def _product(shape: tuple[int, ...]) -> int:
+    count = 1
+    for extent in shape:
+        count *= extent
+    return count

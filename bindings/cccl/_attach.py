@@ -1,0 +1,31 @@
+"""`cccl.configure(...)` and then plain DDP: compress it, or say once that nothing was."""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import sys
+import warnings
+
+from . import _core
+from ._config import Config
+
+_UNUSED = (
+    "cccl.configure() was called before torch was imported, and nothing was compressed. Call it "
+    "after `import torch`, or add after DDP is made: "
+    "ddp.register_comm_hook(None, cccl.torch.compression_hook)"
+)
+
+
+def attach(config: Config) -> None:
+    """Tells the frontend of a framework that is loaded; of one that is not, a warning at exit."""
+    if "torch" in sys.modules:
+        importlib.import_module("cccl.torch").attach(config)
+    else:
+        atexit.register(_warn_if_unused)
+
+
+def _warn_if_unused() -> None:
+    atexit.unregister(_warn_if_unused)
+    if "torch" in sys.modules and "cccl.torch" not in sys.modules and not _core.stats_rows():
+        warnings.warn(_UNUSED, stacklevel=1)

@@ -1,0 +1,301 @@
+"""What the user may set, checked when it is set."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import os
+import re
+import warnings
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from . import _core
+from .errors import ConfigError
+
+COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+PLAIN = "none"
+_UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20, "GIB": 1 << 30}
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Settings of compressed collectives. Unset fields come from `CCCL_<FIELD>`, then from here.
+
+    Raises `ConfigError` that names the key, the value and what is allowed.
+    """
+
+    compression_type: str = "block_float8"
+    """Codec, by name or alias, or "none" to send everything plain."""
+
+    result_type: str | None = None
+    """Codec of the second leg, from a shard's owner to everyone; None: the same."""
+
+    block_size: int = 128
+    """Values that share a scale in block_float codecs: a power of two from 32 to 1024."""
+
+    rounding: str = "nearest"
+    """"nearest", or "stochastic": unbiased, keyed by seed and element position."""
+
+    level: str = "fast"
+    """Encoder effort: "fast", or "best" (searches scales at 4 bits; same format and decoder)."""
+
+    seed: int = 0
+    """Of stochastic rounding."""
+
+    collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
+    """Collectives that are compressed; the others go plain."""
+
+    sparsity_threshold: float = 0.5
+    """Share of zeros above which a sparse codec may take over, from 0 to 1. This version has no
+    sparse codec: the value is checked and kept, and `cccl.report()` says that it has no effect."""
+
+    chunk_size: int | str = "auto"
+    """Bytes of values per pipeline chunk ("2MiB"), or "auto". Never changes a result."""
+
+    window: int | str = "auto"
+    """Chunks between posting a transfer and waiting for it, or "auto"."""
+
+    algorithm: str = "auto"
+    """"two_shot", "one_shot" (small tensors) or "auto". Never changes a result."""
+
+    checksum: bool = True
+    """Checksums over payloads on the wire."""
+
+    non_finite: str = "propagate"
+    """What an Inf or NaN in a gradient does: "propagate" as NaN, or "raise" `NonFiniteError`."""
+
+    strict: bool = False
+    """Raise `NotCompressedError` where something that should be compressed would go plain."""
+
+    deadline: float | None = None
+    """Seconds that a wait for a peer may take; None: the process group's timeout."""
+
+    attach_ddp: bool = True
+    """Compress DistributedDataParallel models that register no hook of their own."""
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = _CONVERT.get(field.name, lambda v: v)(getattr(self, field.name))
+            object.__setattr__(self, field.name, value)
+            allowed, accepts = _RULES[field.name]
+            if not accepts(value):
+                raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
+        for name in (self.compression_type, self.result_type):
+            self.codec(name)
+
+    def codec(self, name: str | None) -> _core.Codec | None:
+        """The core's codec of that name with this configuration's options; None for plain."""
+        if name is None or name == PLAIN:
+            return None
+        codec = _core.make_codec(name, {})
+        if "block_size" not in codec.spec:
+            return codec
+        options = {"block_size": self.block_size, "rounding": self.rounding, "level": self.level}
+        return _core.make_codec(name, options)
+
+    @property
+    def codecs(self) -> tuple[_core.Codec, _core.Codec] | None:
+        """Of the two legs; None if everything goes plain."""
+        first = self.codec(self.compression_type)
+        if first is None:
+            return None
+        second = self.codec(self.result_type)
+        return first, second or first
+
+    @property
+    def chunk_bytes(self) -> int:
+        """Bytes per chunk; 0 for "auto"."""
+        return 0 if self.chunk_size == "auto" else parse_bytes(self.chunk_size)
+
+    @property
+    def window_chunks(self) -> int:
+        """Chunks; 0 for "auto"."""
+        return 0 if self.window == "auto" else int(self.window)
+
+    @classmethod
+    def load(cls, source: Config | Mapping[str, Any] | str | os.PathLike[str] | None) -> Config:
+        """From a dict, a Config, the path of a TOML file (keys at top level or in `[cccl]`), or
+        the environment alone."""
+        if isinstance(source, Config):
+            return source
+        if source is None:
+            values: dict[str, Any] = {}
+        elif isinstance(source, Mapping):
+            values = dict(source)
+        elif isinstance(source, str | os.PathLike):
+            values = _read_toml(Path(source))
+        else:
+            raise ConfigError(
+                f"configuration of type {type(source).__name__}; allowed: dict, Config, TOML path"
+            )
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"unknown key {key!r}{_nearest(key, known)}")
+        return cls(**{**_environment(cls), **values})
+
+
+def parse_bytes(value: int | str) -> int:
+    """1048576, "1MiB" or "1 MB" in bytes."""
+    if isinstance(value, int):
+        return value
+    match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
+    if not match or match[2].upper() not in _UNITS:
+        raise ConfigError(f"chunk_size = {value!r}; allowed: 'auto', bytes, or a size as '2MiB'")
+    return int(match[1]) * _UNITS[match[2].upper()]
+
+
+def _is_int(low: int) -> Callable[[Any], bool]:
+    return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= low
+
+
+def _is_bool(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def _one_of(*names: str) -> tuple[str, Callable[[Any], bool]]:
+    return " or ".join(map(repr, names)), lambda v: isinstance(v, str) and v in names
+
+
+def _is_codec(value: Any) -> bool:
+    return isinstance(value, str) and (value == PLAIN or value in _codec_names())
+
+
+def _codec_names() -> list[str]:
+    return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
+
+
+_CODECS = ", ".join([PLAIN, *_codec_names()])
+
+# Of each field: what an error says is allowed, and the check.
+_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+    "compression_type": (_CODECS, _is_codec),
+    "result_type": (f"{_CODECS.removeprefix(PLAIN + ', ')} (or leave it out)",
+                    lambda v: v is None or (v != PLAIN and _is_codec(v))),
+    "block_size": ("a power of two from 32 to 1024",
+                   lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
+    "rounding": _one_of("nearest", "stochastic"),
+    "level": _one_of("fast", "best"),
+    "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
+    "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
+                          lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),
+    "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
+    "chunk_size": ("'auto', or at least 4096 bytes, as an integer or as '2MiB'",
+                   lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
+                                             and parse_bytes(v) >= 4096)),
+    "window": ("'auto', or an integer from 1 to 64",
+               lambda v: v == "auto" or (_is_int(1)(v) and v <= 64)),
+    "algorithm": _one_of("auto", "two_shot", "one_shot"),
+    "checksum": ("true or false", _is_bool),
+    "non_finite": _one_of("propagate", "raise"),
+    "strict": ("true or false", _is_bool),
+    "deadline": ("seconds, more than 0", lambda v: v is None or (isinstance(v, float) and v > 0)),
+    "attach_ddp": ("true or false", _is_bool),
+}  # fmt: skip
+
+
+def _to_float(value: Any) -> Any:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number else value
+
+
+_CONVERT: dict[str, Callable[[Any], Any]] = {
+    "collective_filter": lambda v: tuple(v) if isinstance(v, list | tuple | set) else v,
+    "sparsity_threshold": _to_float,
+    "deadline": _to_float,
+}
+
+
+def _nearest(key: str, known: list[str]) -> str:
+    near = difflib.get_close_matches(key, known, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
+
+
+def _read_toml(path: Path) -> dict[str, Any]:
+    try:
+        import tomllib
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib
+    try:
+        with path.open("rb") as file:
+            values = tomllib.load(file)
+    except OSError as error:
+        raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(f"{str(path)!r} is no valid TOML: {error}") from error
+    section = values.get("cccl", values)
+    return dict(section) if isinstance(section, dict) else {"cccl": section}
+
+
+def _environment(cls: type[Config]) -> dict[str, Any]:
+    fields = {f"CCCL_{field.name.upper()}": field for field in dataclasses.fields(cls)}
+    values = {}
+    for variable, text in os.environ.items():
+        if variable in fields:
+            values[fields[variable].name] = _parse(variable, fields[variable].name, text)
+        elif variable.startswith("CCCL_"):
+            near = difflib.get_close_matches(variable, list(fields), n=1, cutoff=0.85)
+            if near:
+                warnings.warn(f"{variable} is not used; did you mean {near[0]}?", stacklevel=4)
+    return values
+
+
+def _parse(variable: str, key: str, text: str) -> Any:
+    """An environment variable's text as the type that its field's default has."""
+    default = Config.__dataclass_fields__[key].default
+    try:
+        if key == "collective_filter":
+            return tuple(part.strip() for part in text.split(",") if part.strip())
+        if isinstance(default, bool):
+            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
+        if isinstance(default, int) or (key == "window" and text != "auto"):
+            return int(text)
+        if isinstance(default, float) or key == "deadline":
+            return float(text)
+    except (KeyError, ValueError):
+        raise ConfigError(f"{variable} = {text!r}; allowed: {_RULES[key][0]}") from None
+    return text
+
+
+_configured: Config | None = None
+_default: Config | None = None
+
+
+def configure(
+    config: Config | Mapping[str, Any] | str | os.PathLike[str] | None = None, **settings: Any
+) -> Config:
+    """Sets the process's configuration: a dict, a `Config`, a TOML path, or keywords.
+
+    A DistributedDataParallel model that registers no hook of its own is compressed from its first
+    forward pass on (`attach_ddp`). Raises `ConfigError`, and then changes nothing.
+    """
+    from . import _attach
+
+    global _configured
+    if settings:
+        base = {} if config is None else config
+        if isinstance(base, Config):
+            base = dataclasses.asdict(base)
+        elif not isinstance(base, Mapping):
+            base = _read_toml(Path(base))
+        config = {**base, **settings}
+    _configured = Config.load(config)
+    _attach.attach(_configured)
+    return _configured
+
+
+def current_config() -> Config:
+    """What `configure` set last; before that, the defaults and the environment."""
+    global _default
+    if _configured is not None:
+        return _configured
+    if _default is None:
+        _default = Config.load(None)
+    return _default
+
+
+def is_configured() -> bool:
+    """Whether `configure` was called in this process."""
+    return _configured is not None

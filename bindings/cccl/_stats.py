@@ -1,0 +1,91 @@
+"""What happened: bytes, times and errors of every collective, and a report of them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from . import _core
+from ._config import current_config
+
+_SUMMED = ("calls", "values", "value_bytes", "bytes_sent", "bytes_received", "plain_bytes")
+
+
+def stats() -> dict[str, Any]:
+    """Totals and one row per (label, collective, codec, algorithm, dtype), since the last reset.
+
+    A row has, summed over its calls: `calls`, `failures`, `values`, `value_bytes` (uncompressed),
+    `bytes_sent` and `bytes_received` (payloads with their headers; estimated for plain rows),
+    `plain_bytes` (what a plain ring would have sent), `ratio` (plain_bytes / bytes_sent),
+    `encode_seconds`, `reduce_seconds`, `decode_seconds`, `exposed_seconds` (waiting for the
+    network), `latency_seconds`, `relative_error` (of the first payload encoded in each call:
+    norm of the error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
+    """
+    rows = _core.stats_rows()
+    for row in rows:
+        row["plain_bytes"] = plain_bytes(row["collective"], row["value_bytes"], row["world_size"])
+        row["ratio"] = _ratio(row)
+        squares, errors = row.pop("squares"), row.pop("error_squares")
+        row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
+    total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
+    total["ratio"] = _ratio(total)
+    total["plain_calls"] = sum(row["calls"] for row in rows if row["plain"])
+    return {"total": total, "rows": rows}
+
+
+def reset_stats() -> None:
+    """Starts counting anew."""
+    _core.reset_stats()
+
+
+def plain_bytes(collective: str, value_bytes: int, world_size: int) -> int:
+    """Bytes that a bandwidth-optimal plain algorithm sends per rank.
+
+    `value_bytes` is the input's size on this rank.
+    """
+    if world_size < 2:
+        return 0
+    others = world_size - 1
+    factor = {
+        "all_reduce": 2 * others / world_size,
+        "reduce_scatter": others / world_size,
+        "all_gather": others,
+        "broadcast": 1,
+    }[collective]
+    return round(factor * value_bytes)
+
+
+def report() -> str:
+    """The same as a table for people, with the settings that had no effect."""
+    data = stats()
+    head = ("label", "collective", "codec", "calls", "plain MB", "sent MB", "ratio", "error",
+            "ms/call", "waiting")  # fmt: skip
+    lines = [head]
+    for row in data["rows"]:
+        calls = row["calls"]
+        busy = row["total_seconds"]
+        codec = f"plain ({row['reason']})" if row["plain"] else row["codec"]
+        lines.append((
+            row["label"], row["collective"], codec, str(calls),
+            f"{row['plain_bytes'] / 1e6:.2f}", f"{row['bytes_sent'] / 1e6:.2f}",
+            f"{row['ratio']:.2f}x", f"{row['relative_error']:.1e}",
+            f"{1e3 * row['latency_seconds'] / calls:.2f}",
+            f"{row['exposed_seconds'] / busy:.0%}" if busy else "-",
+        ))  # fmt: skip
+    widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
+    text = [
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+        for line in lines
+    ]
+    total = data["total"]
+    text.append(
+        f"total: {total['calls']} collectives ({total['plain_calls']} plain), "
+        f"{total['bytes_sent'] / 1e6:.2f} MB sent instead of {total['plain_bytes'] / 1e6:.2f} MB: "
+        f"{total['ratio']:.2f}x"
+    )
+    if current_config().sparsity_threshold != 0.5:
+        text.append("sparsity_threshold has no effect: this version has no sparse codec")
+    return "\n".join(text)
+
+
+def _ratio(row: dict[str, Any]) -> float:
+    return row["plain_bytes"] / row["bytes_sent"] if row["bytes_sent"] else 1.0

@@ -1,0 +1,157 @@
+"""DistributedDataParallel: gradients go compressed while the backward goes on."""
+
+import logging
+import weakref
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.autograd import Variable
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from .._config import Config, current_config
+from ..errors import ConfigError, NotCompressedError
+from ._collectives import _Call
+from ._groups import resolve
+from ._work import Work
+
+_log = logging.getLogger("cccl")
+
+
+class CompressionState:
+    """State of the hook: the group and the configuration (None: that of `cccl.configure`)."""
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        config: Config | Mapping[str, Any] | None = None,
+    ):
+        self.group = group
+        self.config = None if config is None else Config.load(config)
+        self._works: list[Work] = []
+
+    def settings(self) -> Config:
+        """The configuration in force now."""
+        return self.config or current_config()
+
+    def begin_backward(self) -> None:
+        """Has the errors of this backward's collectives raised from `loss.backward()`."""
+        self._works.clear()  # of a backward that ended early
+        # Queued from a callback, so that it runs behind DDP's own at the end of the backward.
+        queue = Variable._execution_engine.queue_callback
+        queue(lambda: queue(self._raise_errors))
+
+    def watch(self, work: Work) -> None:
+        """Adds a collective of this backward."""
+        self._works.append(work)
+
+    def _raise_errors(self) -> None:
+        works, self._works = self._works, []
+        for work in works:
+            work.wait()
+
+
+_default_states: weakref.WeakKeyDictionary[Any, CompressionState] = (
+    weakref.WeakKeyDictionary()
+)
+
+
+def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    """A DDP communication hook: `ddp.register_comm_hook(None, cccl.torch.compression_hook)`.
+
+    Averages the bucket over the group with the configured codecs and returns a future at once.
+    `state` is None (default group, `cccl.configure`'s settings), a process group (as for PyTorch's
+    own hooks), or a `CompressionState`. A failed collective raises its error from
+    `loss.backward()`, and the gradients are NaN.
+    """
+    _stop_watching()
+    state = _state_of(state)
+    if bucket.index() == 0:  # DDP sends buckets in this order
+        state.begin_backward()
+    buffer = bucket.buffer()
+    label = f"bucket {bucket.index()}"
+    call = _Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
+    expected, reason = call._why_plain()
+    if not reason:
+        work = call.submit()
+        state.watch(work)
+        return work.get_future()
+    if not expected and call.config.strict:
+        raise NotCompressedError(f"gradients of {label}: {reason}")
+    call.record_plain(reason, 0.0)
+    if call.size == 1:
+        done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        done.set_result(buffer)
+        return done
+    # As PyTorch's allreduce_hook: divide first, so that half precision does not overflow.
+    plain = dist.all_reduce(buffer.div_(call.size), group=call.group, async_op=True)
+    return plain.get_future().then(lambda future: future.value()[0])
+
+
+def compress(
+    model: DistributedDataParallel, config: Config | Mapping[str, Any] | None = None
+) -> CompressionState:
+    """Registers the hook on `model` for its own process group; returns the hook's state.
+
+    Raises `ConfigError` if `model` is no DDP model or has a communication hook already.
+    """
+    if not isinstance(model, DistributedDataParallel):
+        raise ConfigError(
+            f"compress() takes a DistributedDataParallel model, not {type(model).__name__}: "
+            "wrap it first"
+        )
+    state = CompressionState(model.process_group, config)
+    try:
+        model.register_comm_hook(state, compression_hook)
+    except RuntimeError as error:
+        raise ConfigError(
+            "this model has a communication hook already, which stays in place: register only "
+            f"one. ({error})"
+        ) from error
+    return state
+
+
+def _state_of(state: Any) -> CompressionState:
+    if isinstance(state, CompressionState):
+        return state
+    if state is not None and not isinstance(state, dist.ProcessGroup):
+        raise ConfigError(
+            f"the hook's state is a {type(state).__name__}; allowed: None, a process group, or "
+            "cccl.torch.CompressionState"
+        )
+    return _default_states.setdefault(resolve(state), CompressionState(state))
+
+
+_watcher: Any = None
+
+
+def attach(config: Config) -> None:
+    """From `cccl.configure` on: DDP models without a hook get ours in their first forward pass."""
+    global _watcher
+    _stop_watching()
+    if config.attach_ddp and config.codecs and "all_reduce" in config.collective_filter:
+        _watcher = register_module_forward_pre_hook(_attach_to)
+
+
+def _attach_to(module: torch.nn.Module, _inputs: Any) -> None:
+    if not isinstance(module, DistributedDataParallel) or getattr(module, "_comm_hooks", None):
+        return
+    devices = {parameter.device.type for parameter in module.parameters()}
+    if devices != {"cpu"}:
+        _log.warning("not compressing a DDP model on %s: CPU only", ", ".join(sorted(devices)))
+        return
+    try:
+        compress(module)
+    except ConfigError:  # a hook of PyTorch's own, registered in C++
+        return
+    _log.info("DDP gradients go compressed with %s", current_config().compression_type)
+
+
+def _stop_watching() -> None:
+    """A hook on every module's forward costs time: it goes with the first gradient bucket."""
+    global _watcher
+    if _watcher is not None:
+        _watcher.remove()
+        _watcher = None

@@ -1,0 +1,118 @@
+"""Bytes over gloo: a private process group on the caller's store, for sends and receives only."""
+
+from __future__ import annotations
+
+import ctypes
+import time
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d as c10d
+
+from ..errors import DeadlineError, PeerAbortedError, TransportError
+
+_NOTICE = "abort"
+_NOTICE_SECONDS = 2.0  # a rank that fails closes its connections just before it can say why
+
+
+class GlooTransport:
+    """The `external` transport of one group. All methods but `abort` run on one thread.
+
+    It is no part of the caller's group: connections of its own, made when all members first use
+    it, so that its messages and failures never mix with theirs.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, generation: int, seconds: float):
+        self.rank, self.size = group.rank(), group.size()
+        self._seconds = seconds
+        self._store = dist.PrefixStore(f"cccl/{generation}", c10d._get_process_group_store(group))
+        self._gloo: Any = None
+        self._works: dict[int, tuple[Any, int]] = {}
+        self._last = 0
+
+    def post(self, transfers: list[tuple[bool, int, int, int, int]]) -> list[int]:
+        """Starts transfers (sends, address, bytes, peer, tag); returns a number for each."""
+        gloo, numbers = self._connected(), []
+        for sends, address, nbytes, peer, tag in transfers:
+            start = gloo.send if sends else gloo.recv
+            try:
+                work = start([_view(address, nbytes)], peer, tag)
+            except RuntimeError as error:
+                raise self._failure(error, peer) from error
+            self._last += 1
+            self._works[self._last] = (work, peer)
+            numbers.append(self._last)
+        return numbers
+
+    def wait(self, requests: list[int], seconds: float) -> None:
+        """Until all are done; each may take `seconds`."""
+        limit = timedelta(seconds=seconds)
+        for request in requests:
+            work, peer = self._works.pop(request)
+            try:
+                work.wait(limit)
+            except RuntimeError as error:
+                raise self._failure(error, peer, seconds) from error
+
+    def abort(self, reason: str) -> None:
+        """Tells the other ranks why, then closes all connections: every wait there fails."""
+        try:
+            self._store.compare_set(_NOTICE, "", f"rank {self.rank} gave up: {reason}")
+        except RuntimeError:
+            pass  # the store's host is gone: the peers see closed connections without a reason
+        if self._gloo is not None and self.size > 1:
+            # gloo closes every pair of a context in which a wait times out; its abort() does not.
+            peer = (self.rank + 1) % self.size
+            try:
+                self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, 0).wait(
+                    timedelta(milliseconds=1)
+                )
+            except RuntimeError:
+                pass
+
+    def _connected(self) -> Any:
+        if self._gloo is None:
+            limit = timedelta(seconds=self._seconds)
+            try:
+                self._gloo = c10d.ProcessGroupGloo(self._store, self.rank, self.size, limit)
+            except RuntimeError as error:
+                raise DeadlineError(
+                    f"rank {self.rank} could not connect to the other {self.size - 1} ranks of "
+                    f"its group within {self._seconds:g} s: each must make the same call. {error}"
+                ) from error
+        return self._gloo
+
+    def _failure(
+        self, error: RuntimeError, peer: int, seconds: float | None = None
+    ) -> TransportError:
+        text = str(error)
+        if seconds is not None and "Timed out waiting" in text:
+            notice = self._notice(0)
+            if notice:
+                return PeerAbortedError(notice)
+            return DeadlineError(f"rank {self.rank} waited {seconds:g} s for rank {peer}")
+        notice = self._notice(_NOTICE_SECONDS)
+        if notice:
+            return PeerAbortedError(notice)
+        return TransportError(f"rank {self.rank} lost its connection to rank {peer}: {text}")
+
+    def _notice(self, patience: float) -> str:
+        """Why another rank gave up, if it says so within `patience` seconds."""
+        until = time.monotonic() + patience
+        try:
+            while not self._store.check([_NOTICE]):
+                if time.monotonic() >= until:
+                    return ""
+                time.sleep(0.02)
+            return self._store.get(_NOTICE).decode()
+        except RuntimeError:
+            return ""
+
+
+@lru_cache(maxsize=4096)
+def _view(address: int, nbytes: int) -> torch.Tensor:
+    """Pool memory as a tensor; the pool reuses a few addresses, so most calls find theirs made."""
+    return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)

@@ -1,0 +1,53 @@
+"""A collective under way, with the methods of c10d's Work."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from ..errors import DeadlineError
+
+
+class Work:
+    """Returned by collectives called with `async_op=True`.
+
+    The tensors may be read or changed only after `wait()` returned True, or the future is done.
+    """
+
+    def __init__(self, result: torch.Tensor) -> None:
+        self._result = result
+        self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+        self._core: Any = None
+
+    def wait(self, timeout: timedelta | float | None = None) -> bool:
+        """Blocks until the result is there; raises what the collective raised.
+
+        `timeout` is in seconds; `DeadlineError` if it passes first (the collective goes on).
+        """
+        seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
+        if not self._core.wait(seconds):
+            raise DeadlineError(f"the collective was not done after {seconds:g} s")
+        return True
+
+    def is_completed(self) -> bool:
+        """Whether it ended, well or not."""
+        return bool(self._core.done())
+
+    def is_success(self) -> bool:
+        """Whether it ended well."""
+        return self.is_completed() and self.exception() is None
+
+    def exception(self) -> Exception | None:
+        """What it raised, if it ended badly."""
+        error: Exception | None = self._core.error()
+        return error
+
+    def result(self) -> list[torch.Tensor]:
+        """The output, once done."""
+        return [self._result]
+
+    def get_future(self) -> torch.futures.Future[torch.Tensor]:
+        """Completes with the output tensor. After a failure that is all NaN, and `wait()` raises."""
+        return self._future
