@@ -153,10 +153,9 @@ nb::list stats_rows() {
   return list;
 }
 
-void record_plain(const std::string& label, const std::string& collective,
-                  const std::string& dtype, const std::string& reason, int world_size,
-                  std::uint64_t values, std::uint64_t value_bytes, std::uint64_t bytes_sent,
-                  double seconds) {
+void record_plain(const std::string& label, const std::string& collective, const std::string& dtype,
+                  const std::string& reason, int world_size, std::uint64_t values,
+                  std::uint64_t value_bytes, std::uint64_t bytes_sent, double seconds) {
   StatsRow row;
   row.calls = 1;
   row.values = values;
@@ -203,11 +202,10 @@ void register_communicator(nb::module_& module) {
            nb::arg("result"), nb::arg("average") = true, nb::arg("root") = 0,
            nb::arg("counts") = std::vector<std::size_t>{}, nb::arg("chunk_bytes") = 0,
            nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
-           nb::arg("checksum") = true, nb::arg("raise_non_finite") = false,
-           nb::arg("label") = "", nb::arg("on_done") = nb::none())
+           nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
+           nb::arg("on_done") = nb::none())
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);
-
 
   module.def("stats_rows", stats_rows);
   module.def("reset_stats", [] { process_stats().reset(); });

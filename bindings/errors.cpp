@@ -20,9 +20,7 @@ const char* python_name(const std::exception& error) {
   return "Error";
 }
 
-nb::object python_class(const char* name) {
-  return nb::module_::import_("cccl.errors").attr(name);
-}
+nb::object python_class(const char* name) { return nb::module_::import_("cccl.errors").attr(name); }
 
 }  // namespace
 

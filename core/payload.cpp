@@ -63,9 +63,8 @@ PayloadHeader open_payload(Bytes payload) {
     throw CorruptPayloadError("payload has unknown dtype number " + std::to_string(header.dtype));
   if (payload.size() - sizeof header < header.body_bytes)
     throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
-                              " bytes, its header announces " +
-                              std::to_string(sizeof header) + " + " +
-                              std::to_string(header.body_bytes));
+                              " bytes, its header announces " + std::to_string(sizeof header) +
+                              " + " + std::to_string(header.body_bytes));
   if ((header.flags & kHasChecksum) &&
       header.checksum != checksum(payload.subspan(sizeof header, header.body_bytes)))
     throw CorruptPayloadError("payload body is damaged: its checksum does not match");

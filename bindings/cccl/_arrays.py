@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,7 +34,7 @@ class Array(NamedTuple):
     owner: Any
     address: int
     shape: tuple[int, ...]
-    count: int
+    numel: int
     dtype: DType
 
 
@@ -82,7 +83,8 @@ def _describe_numpy(array: np.ndarray, writable: bool) -> Array:
     name = array.dtype.name
     if name not in DTYPES or not array.dtype.isnative:
         raise UnsupportedError(
-            f"dtype {array.dtype} is not supported; known, in native byte order: {', '.join(DTYPES)}"
+            f"dtype {array.dtype} is not supported; known, in native byte order: "
+            f"{', '.join(DTYPES)}"
         )
     if writable and not (array.flags.c_contiguous and array.flags.writeable):
         raise UnsupportedError("the output array must be contiguous and writable")
@@ -101,7 +103,7 @@ def empty(shape: tuple[int, ...], dtype: DType, like: str = "numpy") -> Any:
     except TypeError:
         pass
     try:
-        import ml_dtypes
+        ml_dtypes = importlib.import_module("ml_dtypes")
     except ImportError:
         raise UnsupportedError(
             f"NumPy has no {dtype.name}: pass out=, or install ml_dtypes"

@@ -81,9 +81,9 @@ class Codec:
         """
         source = _arrays.describe(array)
         self._check(source.dtype)
-        out = np.empty(self._core.max_encoded_bytes(source.count, source.dtype.number), np.uint8)
+        out = np.empty(self._core.max_encoded_bytes(source.numel, source.dtype.number), np.uint8)
         size = self._core.encode(
-            source.address, source.count, source.dtype.number, out.ctypes.data, out.nbytes,
+            source.address, source.numel, source.dtype.number, out.ctypes.data, out.nbytes,
             position, seed, True,
         )  # fmt: skip
         return Payload(out[:size], source.shape, _kind(array))
@@ -107,7 +107,7 @@ class Codec:
         """Guaranteed |decoded - value| for each (finite) value of `array`, as float64."""
         source = _arrays.describe(array)
         self._check(source.dtype)
-        bound = self._core.error_bound(source.address, source.count, source.dtype.number)
+        bound = self._core.error_bound(source.address, source.numel, source.dtype.number)
         return np.array(bound).reshape(source.shape)
 
     def _check(self, dtype: _arrays.DType) -> None:
@@ -134,14 +134,14 @@ def decode(payload: Payload | bytes, out: Any = None) -> Any:
     if out is None:
         out = _arrays.empty(payload.shape, dtype, payload._like)
     target = _arrays.describe(out, writable=True)
-    if target.count != payload.count or target.dtype != dtype:
+    if target.numel != payload.count or target.dtype != dtype:
         raise UnsupportedError(
             f"the payload holds {payload.count} values of {dtype.name}, the output has "
-            f"{target.count} of {target.dtype.name}"
+            f"{target.numel} of {target.dtype.name}"
         )
     data = payload._data
     decoder = _core.codec_of(data.ctypes.data, data.nbytes)
-    decoder.decode(data.ctypes.data, data.nbytes, target.address, target.count, dtype.number)
+    decoder.decode(data.ctypes.data, data.nbytes, target.address, target.numel, dtype.number)
     return out
 
 

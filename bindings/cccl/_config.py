@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import functools
+import importlib
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -92,10 +95,14 @@ class Config:
         codec = _core.make_codec(name, {})
         if "block_size" not in codec.spec:
             return codec
-        options = {"block_size": self.block_size, "rounding": self.rounding, "level": self.level}
+        options: dict[str, int | str] = {
+            "block_size": self.block_size,
+            "rounding": self.rounding,
+            "level": self.level,
+        }
         return _core.make_codec(name, options)
 
-    @property
+    @functools.cached_property
     def codecs(self) -> tuple[_core.Codec, _core.Codec] | None:
         """Of the two legs; None if everything goes plain."""
         first = self.codec(self.compression_type)
@@ -214,10 +221,7 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
-    try:
-        import tomllib
-    except ModuleNotFoundError:  # Python 3.10
-        import tomli as tomllib
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)

@@ -73,8 +73,8 @@ class Codec {
 
   // The same, encoded by `second` without a pass through memory. `target.in` names count and
   // dtype only. Returns the payload's size.
-  virtual std::size_t reduce_encode(const ReduceArgs& args, const Codec& second,
-                                    EncodeArgs target, Queue& queue) const = 0;
+  virtual std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                                    Queue& queue) const = 0;
 };
 
 using OptionValue = std::variant<bool, std::int64_t, double, std::string>;

@@ -22,16 +22,16 @@ enum PayloadFlags : std::uint8_t {
 struct PayloadHeader {
   std::uint32_t magic = kPayloadMagic;
   std::uint8_t version = kPayloadVersion;
-  std::uint8_t codec = 0;       // CodecInfo::id
-  std::uint8_t dtype = 0;       // of the values, not of the codes
-  std::uint8_t flags = 0;       // PayloadFlags
-  std::uint64_t count = 0;      // values
-  std::uint64_t body_bytes = 0; // after this header
-  std::uint8_t params[4] = {};  // the codec's own
-  std::uint32_t origin = 0;     // 1 + first rank whose contribution was non-finite; 0: none
-  std::uint64_t seed = 0;       // of a transform; 0 where there is none
-  std::uint64_t reserved = 0;   // written as 0, for statistics
-  std::uint64_t checksum = 0;   // of the body, if kHasChecksum
+  std::uint8_t codec = 0;          // CodecInfo::id
+  std::uint8_t dtype = 0;          // of the values, not of the codes
+  std::uint8_t flags = 0;          // PayloadFlags
+  std::uint64_t count = 0;         // values
+  std::uint64_t body_bytes = 0;    // after this header
+  std::uint8_t params[4] = {};     // the codec's own
+  std::uint32_t origin = 0;        // 1 + first rank whose contribution was non-finite; 0: none
+  std::uint64_t seed = 0;          // of a transform; 0 where there is none
+  std::uint64_t reserved = 0;      // written as 0, for statistics
+  std::uint64_t checksum = 0;      // of the body, if kHasChecksum
   std::uint64_t header_check = 0;  // over the 56 bytes before it
 };
 static_assert(sizeof(PayloadHeader) == 64);

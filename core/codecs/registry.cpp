@@ -79,8 +79,8 @@ void OptionReader::finish() const {
   for (const auto& key : known_) known += (known.empty() ? "" : ", ") + key;
   for (const auto& [key, value] : options_)
     if (!known_.contains(key))
-      throw ConfigError("codec '" + codec_ + "' has no option '" + key + "'; it takes: " +
-                        (known.empty() ? "none" : known));
+      throw ConfigError("codec '" + codec_ + "' has no option '" + key +
+                        "'; it takes: " + (known.empty() ? "none" : known));
 }
 
 }  // namespace cccl

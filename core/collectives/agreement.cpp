@@ -67,8 +67,8 @@ void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, 
     const int from = (me + size - d) % size, to = (me + d) % size;
     transfers.push_back({Direction::kReceive, reinterpret_cast<std::byte*>(&all[from]),
                          sizeof(Signature), from, tag});
-    transfers.push_back({Direction::kSend, reinterpret_cast<std::byte*>(&outgoing),
-                         sizeof(Signature), to, tag});
+    transfers.push_back(
+        {Direction::kSend, reinterpret_cast<std::byte*>(&outgoing), sizeof(Signature), to, tag});
   }
   transport.post(transfers, queue);
   for (const auto& transfer : transfers) transport.wait({&transfer.request, 1}, queue, deadline);

@@ -43,8 +43,7 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
   signature.set("op", !reduces(call.collective) ? "none" : call.average ? "avg" : "sum");
   signature.set("root", std::to_string(call.root));
   signature.set("plan", std::string(name_of(plan.algorithm)) + ", chunk " +
-                            std::to_string(plan.chunk) + ", window " +
-                            std::to_string(plan.window));
+                            std::to_string(plan.chunk) + ", window " + std::to_string(plan.window));
   signature.set("codecs", codecs_of(call));
   signature.set("checks", call.checksum ? "checksum" : "no checksum");
   return signature;
@@ -57,8 +56,9 @@ void check(const CollectiveCall& call, int size) {
       throw UnsupportedError("codec '" + codec->spec() + "' does not take dtype " +
                              name_of(call.in.dtype));
   if (reduces(call.collective) && !is_floating(call.in.dtype))
-    throw UnsupportedError(std::string(name_of(call.collective)) + " sums floating-point values, not " +
-                           name_of(call.in.dtype) + "; use the backend's own");
+    throw UnsupportedError(std::string(name_of(call.collective)) +
+                           " sums floating-point values, not " + name_of(call.in.dtype) +
+                           "; use the backend's own");
   if (call.in.dtype != call.out.dtype)
     throw UnsupportedError(std::string("input is ") + name_of(call.in.dtype) + ", output " +
                            name_of(call.out.dtype) + "; they must be the same");
@@ -67,8 +67,8 @@ void check(const CollectiveCall& call, int size) {
   if (gathered != !call.counts.empty() ||
       (gathered && call.counts.size() != static_cast<std::size_t>(size)))
     throw ConfigError(std::string(name_of(call.collective)) + ": counts has " +
-                      std::to_string(call.counts.size()) + " entries for " +
-                      std::to_string(size) + " ranks");
+                      std::to_string(call.counts.size()) + " entries for " + std::to_string(size) +
+                      " ranks");
 }
 
 // Sizes of input and output against the counts, for the rank that calls.

@@ -30,7 +30,7 @@ struct CollectiveCall {
   Values out;
   bool average = true;
   int root = 0;
-  std::vector<std::size_t> counts;  // per rank, for reduce_scatter and all_gather
+  std::vector<std::size_t> counts;                    // per rank, for reduce_scatter and all_gather
   std::shared_ptr<const Codec> contribution, result;  // one per leg
   Tuning tuning;
   std::uint64_t seed = 0;
@@ -71,9 +71,11 @@ class Communicator {
   std::string closed() const;  // why no more work is taken; empty while it is
 
   // Returns at once; `in` and `out` must live until the work is done. `on_done` is called by the
-  // communicator's thread with the error, if any, before the work counts as done. Throws ConfigError and UnsupportedError before anything is sent. After
-  // a failure the output is NaN and all later calls throw ClosedError.
-  std::shared_ptr<Work> submit(CollectiveCall call, std::function<void(std::exception_ptr)> on_done = {});
+  // communicator's thread with the error, if any, before the work counts as done. Throws
+  // ConfigError and UnsupportedError before anything is sent. After a failure the output is NaN and
+  // all later calls throw ClosedError.
+  std::shared_ptr<Work> submit(CollectiveCall call,
+                               std::function<void(std::exception_ptr)> on_done = {});
 
   // Fails what is pending, tells the other ranks, and takes no more work.
   void abort(const std::string& reason);

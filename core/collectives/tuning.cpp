@@ -24,14 +24,16 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
   args.window = tuning.window ? tuning.window : kWindow;
   const std::size_t ranks = static_cast<std::size_t>(args.size);
   const std::size_t most = args.counts.empty() ? 0 : *std::ranges::max_element(args.counts);
-  const std::size_t payload = std::max(contribution.max_encoded_bytes(most, dtype),
-                                       result.max_encoded_bytes(most, dtype));
+  const std::size_t payload =
+      std::max(contribution.max_encoded_bytes(most, dtype), result.max_encoded_bytes(most, dtype));
   if (args.collective == Collective::kAllReduce)
-    args.algorithm = tuning.algorithm.value_or(payload * (ranks - 1) <= kOneShotBytes
-                                                   ? Algorithm::kOneShot
-                                                   : Algorithm::kTwoShot);
+    args.algorithm = tuning.algorithm.value_or(
+        payload * (ranks - 1) <= kOneShotBytes ? Algorithm::kOneShot : Algorithm::kTwoShot);
   const bool split = args.counts.size() == 1 && args.algorithm == Algorithm::kTwoShot;
-  const std::size_t shards = !split ? 1 : args.collective == Collective::kBroadcast ? std::max<std::size_t>(1, ranks - 1) : ranks;
+  const std::size_t shards = !split ? 1
+                             : args.collective == Collective::kBroadcast
+                                 ? std::max<std::size_t>(1, ranks - 1)
+                                 : ranks;
   if (tuning.chunk_bytes) {
     args.chunk = tuning.chunk_bytes / size_of(dtype);
   } else {

@@ -205,8 +205,8 @@ std::byte* Pool::reserve(std::size_t bytes) {
   return memory_.get();
 }
 
-RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport,
-                      Queue& queue, Pool& pool) {
+RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue,
+                      Pool& pool) {
   return Run(plan, job, transport, queue, pool).run();
 }
 

@@ -48,7 +48,7 @@ struct RunStats {
   int origin = -1;  // first rank with a non-finite contribution, where known
 };
 
-RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport,
-                      Queue& queue, Pool& pool);
+RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue,
+                      Pool& pool);
 
 }  // namespace cccl

@@ -172,8 +172,8 @@ void Plan::reduce(std::size_t chunk, std::vector<Op>& ops) const {
   const int me = args_.rank;
   const auto mine = shard(chunk, me);
   if (mine.count == 0) return;
-  const bool reduces = args_.collective == Collective::kAllReduce ||
-                       args_.collective == Collective::kReduceScatter;
+  const bool reduces =
+      args_.collective == Collective::kAllReduce || args_.collective == Collective::kReduceScatter;
   for (int rank = 0; reduces && rank < args_.size; ++rank)
     if (rank != me) write.await(Buffer::kContribution, rank);
   if (args_.collective == Collective::kReduceScatter) {

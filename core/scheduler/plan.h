@@ -43,11 +43,11 @@ struct Segment {
 struct Op {
   OpKind kind;
   Buffer buffer;
-  int index;           // which rank's buffer
-  int peer;            // of kReceive and kSend
-  std::size_t chunk;   // its buffers are those of slot chunk % depth
-  Segment values;      // where in the input (kEncode, kPublish) or the output (kDeliver, kDecode)
-  std::size_t count;   // values that the payload holds
+  int index;          // which rank's buffer
+  int peer;           // of kReceive and kSend
+  std::size_t chunk;  // its buffers are those of slot chunk % depth
+  Segment values;     // where in the input (kEncode, kPublish) or the output (kDeliver, kDecode)
+  std::size_t count;  // values that the payload holds
   std::uint64_t position;  // of the payload's first value, for stochastic rounding
 };
 

@@ -112,8 +112,17 @@ def broadcast(
 class _Call:
     """One collective: what is known before it is sent either way."""
 
-    def __init__(self, collective: str, input: torch.Tensor, output: torch.Tensor, op: Any,
-                 group: dist.ProcessGroup | None, config: Any, label: str, src: int = 0):  # fmt: skip
+    def __init__(
+        self,
+        collective: str,
+        input: torch.Tensor,
+        output: torch.Tensor,
+        op: Any,
+        group: dist.ProcessGroup | None,
+        config: Any,
+        label: str,
+        src: int = 0,
+    ):
         self.collective, self.label = collective, label
         self.input, self.output = input.detach(), output.detach()
         self.config = current_config() if config is None else Config.load(config)
@@ -249,6 +258,5 @@ def _real(tensor: torch.Tensor) -> torch.Tensor:
 
 def _overlaps(tensor: torch.Tensor) -> bool:
     return any(
-        stride == 0 and size > 1
-        for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
+        stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)
     )

@@ -53,9 +53,7 @@ class CompressionState:
             work.wait()
 
 
-_default_states: weakref.WeakKeyDictionary[Any, CompressionState] = (
-    weakref.WeakKeyDictionary()
-)
+_default_states: weakref.WeakKeyDictionary[Any, CompressionState] = weakref.WeakKeyDictionary()
 
 
 def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import time
 from datetime import timedelta
@@ -59,19 +60,14 @@ class GlooTransport:
 
     def abort(self, reason: str) -> None:
         """Tells the other ranks why, then closes all connections: every wait there fails."""
-        try:
+        with contextlib.suppress(RuntimeError):  # the store's host may be the rank that died
             self._store.compare_set(_NOTICE, "", f"rank {self.rank} gave up: {reason}")
-        except RuntimeError:
-            pass  # the store's host is gone: the peers see closed connections without a reason
         if self._gloo is not None and self.size > 1:
             # gloo closes every pair of a context in which a wait times out; its abort() does not.
             peer = (self.rank + 1) % self.size
-            try:
-                self._gloo.recv([torch.empty(1, dtype=torch.uint8)], peer, 0).wait(
-                    timedelta(milliseconds=1)
-                )
-            except RuntimeError:
-                pass
+            with contextlib.suppress(RuntimeError):
+                byte = torch.empty(1, dtype=torch.uint8)
+                self._gloo.recv([byte], peer, 0).wait(timedelta(milliseconds=1))
 
     def _connected(self) -> Any:
         if self._gloo is None:

@@ -49,5 +49,5 @@ class Work:
         return [self._result]
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        """Completes with the output tensor. After a failure that is all NaN, and `wait()` raises."""
+        """Completes with the output tensor; after a failure that is NaN, and `wait()` raises."""
         return self._future

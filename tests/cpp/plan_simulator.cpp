@@ -21,7 +21,7 @@ struct Payload {
 bool same(const Segment& a, const Segment& b) { return a.offset == b.offset && a.count == b.count; }
 
 std::string text(const Segment& s) {
-  return "[" + std::to_string(s.offset) + ", +" + std::to_string(s.count) + ")";
+  return std::to_string(s.count) + " values at " + std::to_string(s.offset);
 }
 
 struct Slot {
@@ -102,7 +102,7 @@ class Rank {
       constexpr const char* buffers[] = {"outgoing", "contribution", "result"};
       place += std::string(", ") + kinds[static_cast<int>(op.kind)] + " " +
                buffers[static_cast<int>(op.buffer)] + "[" + std::to_string(op.index) +
-               "] of chunk " + std::to_string(op.chunk) + " " + text(op.values);
+               "] of chunk " + std::to_string(op.chunk) + ", " + text(op.values);
     }
     return place + ": ";
   }
@@ -172,7 +172,7 @@ class Rank {
     require(from.content.has_value(), "reads an empty buffer");
     require(from.content->kind == expected.kind, "reads a payload of the other leg");
     require(same(from.content->values, expected.values),
-            "reads values " + text(from.content->values));
+            "reads " + text(from.content->values));
     require(expected.kind == Kind::kResult || from.content->source == expected.source,
             "reads the contribution of another rank");
     from.consumed = true;

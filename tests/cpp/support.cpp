@@ -41,17 +41,23 @@ std::uint64_t next_random(std::uint64_t& state) {  // splitmix64 (S. Vigna, publ
 
 }  // namespace
 
-double Array::operator[](std::size_t i) const { return value_at(view(), i); }
-
-void Array::set(std::size_t i, double value) {
-  const auto one = view().part(i, 1);
-  const auto single = static_cast<float>(value);
-  dtype_ == DType::kFloat64 ? store(dtype_, &value, 1, one.data)
-                            : store(dtype_, &single, 1, one.data);
+Array::Array(DType dtype, const std::vector<double>& values) : Array(dtype, values.size()) {
+  const std::vector<float> narrow(values.begin(), values.end());
+  dtype == DType::kFloat64 ? store(dtype, values.data(), count_, view().data)
+                           : store(dtype, narrow.data(), count_, view().data);
 }
 
-void Array::fill(double value) {
-  for (std::size_t i = 0; i < count_; ++i) set(i, value);
+std::vector<double> Array::values() const {
+  std::vector<double> wide(count_);
+  std::vector<float> narrow(count_);
+  if (dtype_ == DType::kFloat64) return load(dtype_, view().data, count_, wide.data()), wide;
+  load(dtype_, view().data, count_, narrow.data());
+  return {narrow.begin(), narrow.end()};
+}
+
+void Array::set(std::size_t i, double value) {
+  const Array one(dtype_, std::vector{value});
+  std::memcpy(view().part(i, 1).data, one.view().data, one.bytes());
 }
 
 bool Array::same_bits(const Array& other) const {
@@ -59,16 +65,16 @@ bool Array::same_bits(const Array& other) const {
 }
 
 Array random_array(DType dtype, std::size_t count, std::uint64_t seed) {
-  Array array(dtype, count);
+  std::vector<double> values(count);
   std::uint64_t state = seed * 0x2545F4914F6CDD1Du;
   double scale = 1;
   for (std::size_t i = 0; i < count; ++i) {
     const auto bits = next_random(state);
     if (i % 48 == 0) scale = std::ldexp(1.0, static_cast<int>(bits >> 60) - 10);
     const double sum = static_cast<double>(bits & 0xFFFF) + static_cast<double>(bits >> 16 & 0xFFFF);
-    array.set(i, bits >> 32 & 7 ? scale * (sum / 0x1p16 - 1) : 0.0);
+    values[i] = bits >> 32 & 7 ? scale * (sum / 0x1p16 - 1) : 0.0;
   }
-  return array;
+  return {dtype, values};
 }
 
 std::vector<std::shared_ptr<const Codec>> all_codecs() {
@@ -135,8 +141,9 @@ Group::Round Group::round(const Setup& setup, DType dtype, std::size_t count,
     const bool scatters = setup.collective == Collective::kReduceScatter;
     round.in.push_back(
         random_array(dtype, gathers ? round.counts[rank] : count, seed * 1000 + rank));
-    round.out.emplace_back(dtype, scatters ? round.counts[rank] : count);
-    round.out.back().fill(12345);  // what no input makes: an unwritten output is seen
+    // What no input makes, so that an unwritten output is seen.
+    round.out.emplace_back(dtype,
+                           std::vector(scatters ? round.counts[rank] : count, 12345.0));
   }
   return round;
 }
@@ -186,7 +193,8 @@ Expected expected_copy(const Group::Round& round) {
   for (std::size_t rank = 0; rank < round.in.size(); ++rank) {
     const auto& in = round.in[rank];
     if (!gathers && static_cast<int>(rank) != round.setup.root) continue;
-    for (std::size_t i = 0; i < in.count(); ++i) expected.exact.push_back(in[i]);
+    const auto values = in.values();
+    expected.exact.insert(expected.exact.end(), values.begin(), values.end());
     const auto bound = bounds(*round.setup.result, in, {in.count()});
     expected.tolerance.insert(expected.tolerance.end(), bound.begin(), bound.end());
   }
@@ -205,22 +213,23 @@ Expected expected_of(const Group::Round& round) {
   std::vector<double> magnitude(count);
   for (const auto& in : round.in) {
     const auto bound = bounds(*round.setup.contribution, in, parts);
+    const auto values = in.values();
     for (std::size_t i = 0; i < count; ++i) {
-      expected.exact[i] += in[i] / divisor;
+      expected.exact[i] += values[i] / divisor;
       expected.tolerance[i] += bound[i] / divisor;
-      magnitude[i] += (std::abs(in[i]) + bound[i]) / divisor;
+      magnitude[i] += (std::abs(values[i]) + bound[i]) / divisor;
     }
   }
   // The second leg encodes sums that are themselves off: its bound is that of the largest ones.
-  Array largest(dtype, count);
+  std::vector<double> largest(count);
   for (std::size_t i = 0; i < count; ++i) {
     const double additions = static_cast<double>(round.in.size() + 1) * addition_error(dtype);
     expected.tolerance[i] += additions * magnitude[i];
-    largest.set(i, (std::abs(expected.exact[i]) + expected.tolerance[i]) * (1 + 0x1p-6));
+    largest[i] = (std::abs(expected.exact[i]) + expected.tolerance[i]) * (1 + 0x1p-6);
   }
   std::vector<double> second(count);
   if (round.setup.collective == Collective::kAllReduce)
-    second = bounds(*round.setup.result, largest, parts);
+    second = bounds(*round.setup.result, Array(dtype, largest), parts);
   for (std::size_t i = 0; i < count; ++i)
     expected.tolerance[i] += second[i] + (largest[i] + second[i]) * rounding_of(dtype) + 0x1p-24;
   return expected;

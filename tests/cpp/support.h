@@ -5,12 +5,22 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <ostream>
 #include <string>
 #include <vector>
 
 #include "api/codec.h"
 #include "api/transport.h"
 #include "collectives/communicator.h"
+
+namespace cccl {
+
+// How GoogleTest shows a codec.
+inline void PrintTo(const std::shared_ptr<const Codec>& codec, std::ostream* out) {
+  *out << codec->spec();
+}
+
+}  // namespace cccl
 
 namespace cccl::testing {
 
@@ -21,15 +31,15 @@ inline constexpr DType kFloats[] = {DType::kFloat32, DType::kFloat16, DType::kBF
 class Array {
  public:
   Array(DType dtype, std::size_t count) : dtype_(dtype), count_(count), memory_(bytes() + 1) {}
+  Array(DType dtype, const std::vector<double>& values);
 
   std::size_t count() const { return count_; }
   std::size_t bytes() const { return count_ * size_of(dtype_); }
   DType dtype() const { return dtype_; }
   Values view() { return {memory_.data() + 1, count_, dtype_}; }
   ConstValues view() const { return {memory_.data() + 1, count_, dtype_}; }
-  double operator[](std::size_t i) const;
+  std::vector<double> values() const;
   void set(std::size_t i, double value);
-  void fill(double value);
   bool same_bits(const Array& other) const;
 
  private:

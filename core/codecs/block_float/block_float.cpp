@@ -146,7 +146,8 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
   const auto block = options.integer("block_size", kDefaultBlock);
   settings.stochastic = options.choice("rounding", kRoundings) == "stochastic";
   settings.search = options.choice("level", kLevels) == "best";
-  if (block < static_cast<std::int64_t>(kMinBlock) || block > static_cast<std::int64_t>(kMaxBlock) ||
+  if (block < static_cast<std::int64_t>(kMinBlock) ||
+      block > static_cast<std::int64_t>(kMaxBlock) ||
       !std::has_single_bit(static_cast<std::uint64_t>(block)))
     options.refuse("block_size", "a power of two from 32 to 1024");
   if (settings.search && settings.stochastic)
@@ -166,10 +167,10 @@ std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header
   settings.search = codebook != kLinear;
   if (bits != kBits || log2_block < 5 || log2_block > 10 || transform != 0 ||
       codebook > (kBits == 4 ? kNormal4 : kLinear))
-    throw CorruptPayloadError(
-        "block_float payload has unknown parameters: bits " + std::to_string(bits) +
-        ", block 2^" + std::to_string(log2_block) + ", codebook " + std::to_string(codebook) +
-        ", transform " + std::to_string(transform));
+    throw CorruptPayloadError("block_float payload has unknown parameters: bits " +
+                              std::to_string(bits) + ", block 2^" + std::to_string(log2_block) +
+                              ", codebook " + std::to_string(codebook) + ", transform " +
+                              std::to_string(transform));
   settings.block = std::size_t{1} << log2_block;
   return std::make_unique<BlockFloat>(info, settings);
 }

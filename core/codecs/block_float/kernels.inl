@@ -22,8 +22,8 @@ inline void quantise_nearest(const float* x, std::size_t n, float inverse, std::
   constexpr std::int32_t kHalf = 1 << (kBits - 1);
   for (std::size_t i = 0; i < n; ++i) {
     const float scaled = (kLifted ? x[i] * kLift : x[i]) * inverse;
-    std::int32_t code = std::bit_cast<std::int32_t>(scaled + kRound) -
-                        std::bit_cast<std::int32_t>(kRound) + kHalf;
+    std::int32_t code =
+        std::bit_cast<std::int32_t>(scaled + kRound) - std::bit_cast<std::int32_t>(kRound) + kHalf;
     code = code < 0 ? 0 : code;
     code = code > 2 * kHalf - 1 ? 2 * kHalf - 1 : code;
     codes[i] = static_cast<std::uint8_t>(code);
@@ -119,9 +119,9 @@ inline std::uint16_t encode_linear(const float* x, std::size_t n, Extremes found
   const bool lifted = is_tiny(scale);
   const float inverse = inverse_of(scale, lifted);
   if (rounding.stochastic) {
-    lifted ? quantise_stochastic<kBits, true>(x, n, inverse, rounding.position, rounding.seed, codes)
-           : quantise_stochastic<kBits, false>(x, n, inverse, rounding.position, rounding.seed,
-                                               codes);
+    lifted
+        ? quantise_stochastic<kBits, true>(x, n, inverse, rounding.position, rounding.seed, codes)
+        : quantise_stochastic<kBits, false>(x, n, inverse, rounding.position, rounding.seed, codes);
   } else {
     lifted ? quantise_nearest<kBits, true>(x, n, inverse, codes)
            : quantise_nearest<kBits, false>(x, n, inverse, codes);

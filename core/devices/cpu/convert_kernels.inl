@@ -53,6 +53,6 @@ std::uint32_t largest_magnitude(const float* values, std::size_t n) {
   return largest;
 }
 
-const ConvertKernels kKernels = {load_half,    load_bfloat, load_double,  store_half,
-                                 store_bfloat, store_double, add_float,   divide_float,
-                                 largest_magnitude};
+const ConvertKernels kKernels = {load_half,  load_bfloat,  load_double,
+                                 store_half, store_bfloat, store_double,
+                                 add_float,  divide_float, largest_magnitude};

@@ -61,10 +61,11 @@ PayloadHeader TileCodec::open(Bytes payload, std::size_t count, DType dtype) con
   if (header.codec != info_.id || std::memcmp(header.params, params, sizeof params) != 0)
     wrong = "it was made by another codec or with other options than " + spec();
   else if (header.dtype != static_cast<std::uint8_t>(dtype))
-    wrong = std::string("it holds ") + name_of(DType{header.dtype}) + ", expected " + name_of(dtype);
+    wrong =
+        std::string("it holds ") + name_of(DType{header.dtype}) + ", expected " + name_of(dtype);
   else if (header.count != count)
-    wrong = "it holds " + std::to_string(header.count) + " values, expected " +
-            std::to_string(count);
+    wrong =
+        "it holds " + std::to_string(header.count) + " values, expected " + std::to_string(count);
   else if (header.body_bytes != body_bytes(count, dtype))
     wrong = "its body has " + std::to_string(header.body_bytes) + " bytes, expected " +
             std::to_string(body_bytes(count, dtype));
@@ -139,8 +140,8 @@ void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
                      : reduce_as<float>(args, out.count, out.dtype, write);
 }
 
-std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second,
-                                     EncodeArgs target, Queue&) const {
+std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                                     Queue&) const {
   FloatEnvironment environment;
   const auto* to = dynamic_cast<const TileCodec*>(&second);
   if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");

@@ -36,9 +36,9 @@ class Hub {
       sent.pop_front();
       wanted.pop_front();
       if (out.bytes > in.bytes)
-        throw TransportError("rank " + std::to_string(from) + " sent " +
-                             std::to_string(out.bytes) + " bytes where rank " +
-                             std::to_string(to) + " expected " + std::to_string(in.bytes));
+        throw TransportError("rank " + std::to_string(from) + " sent " + std::to_string(out.bytes) +
+                             " bytes where rank " + std::to_string(to) + " expected " +
+                             std::to_string(in.bytes));
       if (out.bytes) std::memcpy(in.data, out.data, out.bytes);
       pending_.erase(out.request);
       pending_.erase(in.request);
@@ -117,7 +117,8 @@ class Loopback final : public Transport {
 }  // namespace
 
 std::vector<std::shared_ptr<Transport>> make_loopback(int world_size) {
-  if (world_size < 1) throw ConfigError("world_size = " + std::to_string(world_size) + "; allowed: 1 or more");
+  if (world_size < 1)
+    throw ConfigError("world_size = " + std::to_string(world_size) + "; allowed: 1 or more");
   auto hub = std::make_shared<Hub>(world_size);
   std::vector<std::shared_ptr<Transport>> ranks;
   for (int rank = 0; rank < world_size; ++rank)

@@ -1,0 +1,207 @@
+"""`bench codec` and `bench collective`: what compression costs and saves, beside a baseline."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import _arrays, _core
+from ._config import COLLECTIVES, PLAIN, Config
+from .errors import ConfigError, UnsupportedError
+
+
+def add_commands(commands: Any) -> None:
+    """Adds `bench` to the command line."""
+    kinds = commands.add_parser("bench", help="measure codecs or collectives")
+    kinds = kinds.add_subparsers(dest="kind", required=True)
+
+    codec = kinds.add_parser(
+        "codec",
+        help="one process: speed, bits and error of codecs",
+        epilog="example: python -m cccl bench codec --codec block_float4",
+    )
+    codec.add_argument("--isa", default="auto", help="auto, baseline, avx2 or avx512")
+    codec.set_defaults(run=run_codec)
+
+    collective = kinds.add_parser(
+        "collective",
+        help="one process per rank: time beside plain torch.distributed",
+        epilog="example: torchrun --nproc-per-node 2 -m cccl bench collective --codec block_float8",
+    )
+    collective.add_argument("--collective", default="all_reduce", choices=COLLECTIVES)
+    collective.add_argument("--result-type", help="codec of the second leg (default: the same)")
+    collective.add_argument("--chunk-size", default="auto", help="bytes of values per chunk")
+    collective.add_argument("--window", default="auto", help="chunks between post and wait")
+    collective.add_argument("--algorithm", default="auto", help="auto, two_shot or one_shot")
+    collective.add_argument("--no-checksum", action="store_true", help="leave checksums out")
+    collective.add_argument("--deadline", type=float, default=300.0, help="seconds per wait")
+    collective.set_defaults(run=run_collective)
+
+    for command in (codec, collective):
+        command.add_argument(
+            "--codec",
+            nargs="+",
+            default=["block_float8", "block_float4"],
+            help="names or aliases, or 'all'",
+        )
+        command.add_argument("--device", default="cpu", help="cpu")
+        command.add_argument("--dtype", default="float32", help="of the values")
+        command.add_argument("--numel", type=int, nargs="+", default=[1 << 22], help="values")
+        command.add_argument("--input", type=Path, help="gradients: .npy, or all arrays of a .npz")
+        command.add_argument("--block-size", type=int, default=128)
+        command.add_argument("--rounding", default="nearest", help="nearest or stochastic")
+        command.add_argument("--level", default="fast", help="fast or best")
+        command.add_argument("--repeats", type=int, default=10, help="of which the median counts")
+        command.add_argument("--json", action="store_true", help="one JSON object per line")
+
+
+def run_codec(options: argparse.Namespace) -> None:
+    """`bench codec`."""
+    _core.force_isa(options.isa)
+    for name in codecs_of(options):
+        for numel in options.numel:
+            emit(measure_codec(name, numel, options), options.json)
+
+
+def run_collective(options: argparse.Namespace) -> None:
+    """`bench collective`, in each rank's process."""
+    try:
+        module = importlib.import_module("cccl.torch.bench")
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"bench collective needs {error.name}: pip install 'cccl[torch]'"
+        ) from error
+    module.run(options)
+
+
+def codecs_of(options: argparse.Namespace) -> list[str]:
+    """The codecs asked for. Refuses devices and sizes that cannot be measured."""
+    if options.device != "cpu":
+        raise UnsupportedError(f"device {options.device!r}: this version has CPU codecs only")
+    if min(options.numel) < 1 or options.repeats < 1:
+        raise ConfigError("numel and repeats must be 1 or more")
+    _floating(options.dtype)
+    return list(_core.codec_names()) if options.codec == ["all"] else options.codec
+
+
+def config_of(name: str, options: argparse.Namespace) -> Config:
+    """The options that a codec understands, as a configuration."""
+    return Config(
+        compression_type=name,
+        block_size=options.block_size,
+        rounding=options.rounding,
+        level=options.level,
+    )
+
+
+def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[str, Any]:
+    """Encodes and decodes `numel` values; GB/s of uncompressed data, NMSE in float64."""
+    if name == PLAIN:
+        raise ConfigError("codec = 'none'; 'identity' measures the path without compression")
+    codec = config_of(name, options).codecs
+    assert codec is not None
+    dtype = _floating(options.dtype)
+    values = values_of(numel, options.input)
+    source = _cast(values, dtype)
+    decoded = np.empty_like(source)
+    payload = np.empty(codec[0].max_encoded_bytes(numel, dtype.number), np.uint8)
+    size = 0
+
+    def encode() -> None:
+        nonlocal size
+        size = codec[0].encode(source.ctypes.data, numel, dtype.number, payload.ctypes.data,
+                               payload.nbytes, 0, 0, True)  # fmt: skip
+
+    def decode() -> None:
+        codec[0].decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
+
+    nbytes = numel * dtype.size
+    seconds = {
+        "encode_gbps": median_seconds(encode, options.repeats),
+        "decode_gbps": median_seconds(decode, options.repeats),
+        "copy_gbps": median_seconds(lambda: np.copyto(decoded, source), options.repeats),
+    }
+    decode()
+    exact, found = _as_float64(source, dtype), _as_float64(decoded, dtype)
+    power = float(np.square(exact).sum())
+    return {
+        "codec": codec[0].name,
+        "device": "cpu",
+        "isa": _core.current_isa(),
+        "dtype": options.dtype,
+        "numel": numel,
+        "block_size": options.block_size,
+        "rounding": options.rounding,
+        "level": options.level,
+        "bits_per_element": 8 * size / numel,
+        "nmse": float(np.square(found - exact).sum()) / power if power else 0.0,
+        **{key: nbytes / value / 1e9 for key, value in seconds.items()},
+    }
+
+
+def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
+    """`numel` float32 values: from a file, repeated where it is short, or made to look like
+    gradients (normal, in rows of log-normal scale, which is kinder than real ones)."""
+    if path is None:
+        generator = np.random.default_rng(seed)
+        rows = np.exp(generator.standard_normal(numel // 1024 + 1, np.float32))
+        scale = np.repeat(rows, 1024)[:numel] * np.float32(1e-3)
+        return generator.standard_normal(numel, np.float32) * scale
+    try:
+        loaded = np.load(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read gradients from {str(path)!r}: {error}") from error
+    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+    flat = np.concatenate([a.ravel() for a in arrays if a.dtype.kind == "f"] or [np.empty(0)])
+    if flat.size == 0:
+        raise ConfigError(f"{str(path)!r} holds no floating-point values")
+    return np.resize(flat.astype(np.float32), numel)
+
+
+def median_seconds(call: Callable[[], Any], repeats: int) -> float:
+    """Of `repeats` calls after a first one that does not count."""
+    call()
+    times = []
+    for _ in range(repeats):
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    return statistics.median(times)
+
+
+def emit(row: dict[str, Any], as_json: bool) -> None:
+    """One result, for programs or for people."""
+    if as_json:
+        print(json.dumps(row), flush=True)
+    else:
+        shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
+        print("  ".join(shown), flush=True)
+
+
+def _floating(name: str) -> _arrays.DType:
+    dtype = _arrays.dtype_named(name)
+    if not dtype.floating:
+        raise UnsupportedError(f"dtype {name}: codecs are measured on floating-point values")
+    return dtype
+
+
+def _cast(values: np.ndarray, dtype: _arrays.DType) -> np.ndarray:
+    """To any dtype of the core; bfloat16, which NumPy lacks, as its bits."""
+    if dtype.name != "bfloat16":
+        return values.astype(dtype.name)
+    bits = values.view(np.uint32)
+    return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+
+
+def _as_float64(values: np.ndarray, dtype: _arrays.DType) -> np.ndarray:
+    if dtype.name == "bfloat16":
+        values = (values.astype(np.uint32) << 16).view(np.float32)
+    return values.astype(np.float64)

@@ -1,0 +1,199 @@
+"""`python -m cccl bench collective`: compressed against plain, in the same run."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import os
+import statistics
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import bench
+from .._config import PLAIN, Config, parse_bytes
+from .._stats import plain_bytes, reset_stats, stats
+from ..errors import ConfigError
+from . import all_gather, all_reduce, broadcast, reduce_scatter
+
+_NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def run(options: argparse.Namespace) -> None:
+    """Measures each codec and size; rank 0 prints."""
+    missing = [name for name in _NEEDED if name not in os.environ]
+    if missing:
+        raise ConfigError(
+            f"{', '.join(missing)} not set: start one process per rank, e.g. torchrun "
+            "--nproc-per-node 2 -m cccl bench collective"
+        )
+    codecs = bench.codecs_of(options)
+    configs = [_config(name, options) for name in codecs]
+    torch.set_num_threads(1)  # ranks often share the cores
+    dist.init_process_group("gloo", timeout=timedelta(seconds=options.deadline))
+    try:
+        for config in configs:
+            for numel in options.numel:
+                row = _measure(config, numel, options)
+                if dist.get_rank() == 0:
+                    bench.emit(row, options.json)
+    finally:
+        dist.destroy_process_group()
+
+
+def _config(name: str, options: argparse.Namespace) -> Config:
+    return dataclasses.replace(
+        bench.config_of(name, options),
+        result_type=options.result_type,
+        chunk_size=options.chunk_size if options.chunk_size == "auto"
+        else parse_bytes(options.chunk_size),
+        window=options.window if options.window == "auto" else int(options.window),
+        algorithm=options.algorithm,
+        checksum=not options.no_checksum,
+        deadline=options.deadline,
+        collective_filter=(options.collective,),
+    )  # fmt: skip
+
+
+def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[str, Any]:
+    world, rank = dist.get_world_size(), dist.get_rank()
+    dtype = getattr(torch, options.dtype)
+    gradient = torch.from_numpy(bench.values_of(numel, options.input, seed=rank)).to(dtype)
+    if options.input:  # the same file on every rank: shift it, or the ranks would agree
+        gradient = gradient.roll(rank * (numel // world))
+    case = _Case(options.collective, gradient, config)
+
+    plain_seconds, _ = _time(case, case.plain, options.repeats)
+    case.compressed()
+    reset_stats()
+    seconds, exposed = _time(case, case.compressed, options.repeats)
+    total = stats()["total"]
+    sent = total["bytes_sent"] / total["calls"]
+    baseline_bytes = plain_bytes(options.collective, case.input.nbytes, world)
+    values = baseline_bytes / gradient.element_size()
+    return {
+        "collective": options.collective,
+        "codec": PLAIN if config.codecs is None else config.codecs[0].name,
+        "world_size": world,
+        "numel": numel,
+        "dtype": options.dtype,
+        "device": "cpu",
+        "baseline_ms": 1e3 * plain_seconds,
+        "ms": 1e3 * seconds,
+        "speedup": plain_seconds / seconds,
+        "payload_bytes": round(sent),
+        "bits_per_element": 8 * sent / values if values else 0.0,
+        "waiting_share": exposed,
+        "relative_error": case.relative_error(),
+        "bitwise_equal": case.bitwise_equal(),
+        "plain": total["plain_calls"] > 0,
+    }
+
+
+class _Case:
+    """The tensors of one measurement. `numel` counts the values of the whole tensor."""
+
+    def __init__(self, collective: str, gradient: torch.Tensor, config: Config):
+        world, rank = dist.get_world_size(), dist.get_rank()
+        self.collective, self.config = collective, config
+        self.whole = gradient[: gradient.numel() // world * world] if self._split else gradient
+        part = self.whole.numel() // world
+        if self._split and part == 0:
+            raise ConfigError(f"{collective} of {gradient.numel()} values on {world} ranks")
+        mine = self.whole[rank * part : (rank + 1) * part]
+        self.original = mine.clone() if collective == "all_gather" else self.whole.clone()
+        self.input = self.original.clone()
+        self.output = {
+            "reduce_scatter": lambda: torch.empty_like(mine),
+            "all_gather": lambda: torch.empty_like(self.whole),
+        }.get(collective, lambda: self.input)()
+
+    @property
+    def _split(self) -> bool:
+        return self.collective in ("reduce_scatter", "all_gather")
+
+    def plain(self) -> None:
+        if self.collective == "all_reduce":
+            dist.all_reduce(self.input)
+        elif self.collective == "broadcast":
+            dist.broadcast(self.input, 0)
+        elif self.collective == "reduce_scatter":
+            call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+            call(self.output, self.input)
+        else:
+            call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+            call(self.output, self.input)
+
+    def compressed(self) -> None:
+        if self.collective == "all_reduce":
+            all_reduce(self.input, config=self.config)
+        elif self.collective == "broadcast":
+            broadcast(self.input, 0, config=self.config)
+        elif self.collective == "reduce_scatter":
+            reduce_scatter(self.output, self.input, config=self.config)
+        else:
+            all_gather(self.output, self.input, config=self.config)
+
+    def restore(self) -> None:
+        self.input.copy_(self.original)
+
+    def exact(self) -> torch.Tensor:
+        """The right result, from a float64 collective of torch's."""
+        world, rank = dist.get_world_size(), dist.get_rank()
+        if self.collective == "broadcast":
+            exact = self.original.double()
+            dist.broadcast(exact, 0)
+            return exact
+        if self.collective == "all_gather":
+            exact = torch.zeros(self.output.numel(), dtype=torch.float64)
+            part = self.original.numel()
+            exact[rank * part : (rank + 1) * part] = self.original.double()
+            dist.all_reduce(exact)
+            return exact
+        exact = self.original.double()
+        dist.all_reduce(exact)
+        part = self.output.numel()
+        exact = exact / world
+        return exact if self.collective == "all_reduce" else exact[rank * part : (rank + 1) * part]
+
+    def relative_error(self) -> float:
+        """Norm of the error over norm of the right result, over all ranks."""
+        self.restore()
+        self.compressed()
+        exact = self.exact()
+        error = self.output.double() - exact
+        sums = torch.stack([error.square().sum(), exact.square().sum()])
+        dist.all_reduce(sums)
+        return float((sums[0] / sums[1]).sqrt()) if sums[1] > 0 else 0.0
+
+    def bitwise_equal(self) -> bool | None:
+        """Whether all ranks hold the same bits; None where each has another part."""
+        if self.collective == "reduce_scatter":
+            return None
+        mine = self.output.view(torch.uint8)
+        first = mine.clone()
+        dist.broadcast(first, 0)
+        same = torch.tensor([int(torch.equal(first, mine))])
+        dist.all_reduce(same, dist.ReduceOp.MIN)
+        return bool(same.item())
+
+
+def _time(case: _Case, call: Callable[[], None], repeats: int) -> tuple[float, float]:
+    """Median over `repeats` of the slowest rank's seconds, and the share spent waiting."""
+    times = []
+    for _ in range(repeats + 1):
+        case.restore()
+        dist.barrier()
+        begun = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begun)
+    slowest = torch.tensor(times[1:], dtype=torch.float64)
+    dist.all_reduce(slowest, dist.ReduceOp.MAX)
+    rows = stats()["rows"]
+    busy = sum(row["total_seconds"] for row in rows)
+    waiting = sum(row["exposed_seconds"] for row in rows) / busy if busy else 0.0
+    return statistics.median(slowest.tolist()), waiting

@@ -1,0 +1,173 @@
+"""Every codec with every set of options, and raw calls into the core that guard its memory."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+import cccl
+from cccl import _core
+
+DTYPES: dict[str, tuple[int, int, bool]] = _core.dtypes()
+FLOATS = [name for name, (_, _, floating) in DTYPES.items() if floating]
+INTEGERS = [name for name, (_, _, floating) in DTYPES.items() if not floating]
+ISAS = _core.available_isas()
+SIZES = (0, 1, 2, 3, 7, 8, 9, 31, 33, 127, 2305, 65537)
+
+_GUARD = 64
+_GUARD_BYTE = 0xA5
+_OPTION_SETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"rounding": "stochastic"},
+    {"level": "best"},
+    {"block_size": 32},
+    {"block_size": 1024},
+    {"block_size": 32, "level": "best"},
+    {"block_size": 1024, "rounding": "stochastic"},
+)
+
+
+class Case(NamedTuple):
+    """A codec and its options, as a test parameter."""
+
+    name: str
+    options: dict[str, Any]
+
+    @property
+    def core(self) -> Any:
+        return _core.make_codec(self.name, self.options)
+
+    def __str__(self) -> str:
+        return "-".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+
+
+def _takes(name: str, options: dict[str, Any]) -> bool:
+    try:
+        _core.make_codec(name, options)
+    except cccl.ConfigError:
+        return False
+    return True
+
+
+CASES = [
+    Case(name, options)
+    for name in cccl.codec_names()
+    for options in _OPTION_SETS
+    if _takes(name, options)
+]
+LOSSY = [case for case in CASES if not case.core.lossless]
+BLOCKS = [case for case in CASES if "block_size" in case.core.spec]
+
+
+def supported(case: Case) -> list[str]:
+    return [name for name, (number, _, _) in DTYPES.items() if case.core.supports(number)]
+
+
+CASES_BY_DTYPE = [(case, dtype) for case in CASES for dtype in FLOATS if dtype in supported(case)]
+
+
+def storage(dtype: str) -> np.dtype:
+    """NumPy's type for the bits: bfloat16 is kept as uint16."""
+    return np.dtype(np.uint16 if dtype == "bfloat16" else dtype)
+
+
+def unsigned(dtype: str) -> np.dtype:
+    return np.dtype(f"uint{8 * DTYPES[dtype][1]}")
+
+
+def widen(raw: np.ndarray, dtype: str) -> np.ndarray:
+    """The values as float64, exactly."""
+    if dtype == "bfloat16":
+        return (raw.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return raw.astype(np.float64)
+
+
+def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
+    """float64 values in `dtype`: nearest even, twice rounded where NumPy has no direct way."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        if dtype != "bfloat16":
+            return values.astype(dtype)
+        single = values.astype(np.float32)
+        bits = single.view(np.uint32).astype(np.uint64)
+        rounded = ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+        return np.where(np.isnan(single), np.uint16(0x7FC0), rounded).astype(np.uint16)
+
+
+class _Guarded:
+    """Memory at a chosen misalignment whose surroundings must stay as they are."""
+
+    def __init__(self, nbytes: int, offset: int = 0, content: bytes = b""):
+        self.memory = np.full(nbytes + offset + 2 * _GUARD, _GUARD_BYTE, np.uint8)
+        self.first, self.nbytes = _GUARD + offset, nbytes
+        if content:
+            self.bytes[:] = np.frombuffer(content, np.uint8)
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return self.memory[self.first : self.first + self.nbytes]
+
+    @property
+    def address(self) -> int:
+        return self.memory.ctypes.data + self.first
+
+    def check(self) -> None:
+        before, after = self.memory[: self.first], self.memory[self.first + self.nbytes :]
+        assert (before == _GUARD_BYTE).all(), "wrote in front of its memory"
+        assert (after == _GUARD_BYTE).all(), "wrote behind its memory"
+
+
+def encode(
+    core: Any, raw: np.ndarray, dtype: str, *, seed: int = 0, position: int = 0, offset: int = 0
+) -> bytes:
+    number = DTYPES[dtype][0]
+    source = _Guarded(raw.nbytes, offset, raw.tobytes())
+    out = _Guarded(core.max_encoded_bytes(raw.size, number), offset)
+    size = core.encode(
+        source.address, raw.size, number, out.address, out.nbytes, position, seed, True
+    )
+    out.check()
+    assert source.bytes.tobytes() == raw.tobytes(), "changed its input"
+    return out.bytes[:size].tobytes()
+
+
+def decode(core: Any, payload: bytes, count: int, dtype: str, *, offset: int = 0) -> np.ndarray:
+    number, size, _ = DTYPES[dtype]
+    source = _Guarded(len(payload), offset, payload)
+    out = _Guarded(count * size, offset)
+    core.decode(source.address, len(payload), out.address, count, number)
+    out.check()
+    return np.frombuffer(out.bytes.tobytes(), storage(dtype))
+
+
+def round_trip(core: Any, raw: np.ndarray, dtype: str, **where: int) -> np.ndarray:
+    return decode(core, encode(core, raw, dtype, **where), raw.size, dtype)
+
+
+def reduce(core: Any, payloads: list[bytes], divisor: float, count: int, dtype: str) -> np.ndarray:
+    number, size, _ = DTYPES[dtype]
+    sources = [_Guarded(len(p), 0, p) for p in payloads]
+    out = _Guarded(count * size)
+    core.reduce([s.address for s in sources], len(payloads[0]), divisor, out.address, count, number)
+    out.check()
+    return np.frombuffer(out.bytes.tobytes(), storage(dtype))
+
+
+def reduce_encode(
+    core: Any, second: Any, payloads: list[bytes], divisor: float, count: int, dtype: str,
+    *, seed: int = 0, position: int = 0,
+) -> bytes:  # fmt: skip
+    number = DTYPES[dtype][0]
+    sources = [_Guarded(len(p), 0, p) for p in payloads]
+    out = _Guarded(second.max_encoded_bytes(count, number))
+    size = core.reduce_encode(
+        [s.address for s in sources], len(payloads[0]), divisor, second, out.address, out.nbytes,
+        count, number, position, seed,
+    )  # fmt: skip
+    out.check()
+    return out.bytes[:size].tobytes()
+
+
+def bound_of(core: Any, raw: np.ndarray, dtype: str) -> np.ndarray:
+    held = np.ascontiguousarray(raw)
+    return np.array(core.error_bound(held.ctypes.data, raw.size, DTYPES[dtype][0]))

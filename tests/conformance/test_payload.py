@@ -1,0 +1,177 @@
+"""A payload is as large as stated, and what is no intact payload is refused."""
+
+from __future__ import annotations
+
+import struct
+
+import numpy as np
+import pytest
+from codec_cases import CASES, CASES_BY_DTYPE, DTYPES, SIZES, bound_of, decode, encode, round_trip
+from hypothesis import given
+from hypothesis import strategies as st
+from inputs import make
+
+import cccl
+
+HEADER = 64
+each_codec = pytest.mark.parametrize("case", CASES, ids=str)
+
+
+@pytest.mark.parametrize(("case", "dtype"), CASES_BY_DTYPE, ids=str)
+@pytest.mark.parametrize("n", SIZES)
+def test_a_payload_is_never_larger_than_stated(case, dtype, n):
+    """F041: the memory behind it is guarded, too, by `encode`."""
+    core = case.core
+    raw = make("bits", n, dtype, np.random.default_rng(n))
+    size = len(encode(core, raw, dtype))
+    most = core.max_encoded_bytes(n, DTYPES[dtype][0])
+    assert size <= most
+    assert size == most or not core.fixed_size
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "bits"),
+    [
+        ("block_float8", "float32", 8.125),
+        ("block_float4", "float32", 4.125),
+        ("block_float8", "bfloat16", 8.125),
+        ("block_float4", "float64", 4.125),
+        ("cast_fp16", "float32", 16),
+        ("cast_bf16", "float64", 16),
+        ("identity", "float32", 32),
+        ("identity", "float16", 16),
+    ],
+)
+def test_bits_per_element_are_as_documented(name, dtype, bits):
+    """F020: with blocks of 128 a scale adds 2 / 128 bytes per value; the header is 64 bytes."""
+    count = 1 << 20
+    size = cccl.codec(name).max_encoded_bytes(count, dtype)
+    assert size == HEADER + count * bits / 8
+
+
+@each_codec
+def test_every_flipped_bit_is_found(case):
+    raw = make("normal", 77, "float32", np.random.default_rng(1))
+    payload = encode(case.core, raw, "float32", seed=2)
+    for bit in range(8 * len(payload)):
+        damaged = bytearray(payload)
+        damaged[bit // 8] ^= 1 << bit % 8
+        with pytest.raises(cccl.CorruptPayloadError):
+            decode(case.core, bytes(damaged), raw.size, "float32")
+        with pytest.raises(cccl.CorruptPayloadError):
+            cccl.decode(bytes(damaged))
+
+
+@each_codec
+def test_every_truncation_is_found(case):
+    raw = make("normal", 77, "float32", np.random.default_rng(1))
+    payload = encode(case.core, raw, "float32")
+    for length in range(len(payload)):
+        with pytest.raises(cccl.CorruptPayloadError, match=r"truncated|damaged|not a CCCL"):
+            decode(case.core, payload[:length], raw.size, "float32")
+        with pytest.raises(cccl.CorruptPayloadError):
+            cccl.decode(payload[:length])
+
+
+@given(foreign=st.binary(max_size=300))
+def test_foreign_bytes_are_refused(foreign):
+    with pytest.raises(cccl.CorruptPayloadError):
+        cccl.decode(foreign)
+
+
+@each_codec
+@given(data=st.data())
+def test_bursts_of_damage_are_found(case, data):
+    raw = make("normal", 500, "float32", np.random.default_rng(3))
+    payload = bytearray(encode(case.core, raw, "float32"))
+    at = data.draw(st.integers(0, len(payload) - 1))
+    burst = data.draw(st.binary(min_size=1, max_size=4))[: len(payload) - at]
+    if payload[at : at + len(burst)] == burst:
+        return
+    payload[at : at + len(burst)] = burst
+    with pytest.raises(cccl.CorruptPayloadError):
+        decode(case.core, bytes(payload), raw.size, "float32")
+
+
+def _reseal(payload: bytes, **fields: int) -> bytes:
+    """A header with other fields and a right check value: what a hostile sender would write."""
+    layout = {"codec": (5, "B"), "dtype": (6, "B"), "count": (8, "Q"), "body_bytes": (16, "Q"),
+              "params": (24, "I")}  # fmt: skip
+    data = bytearray(payload)
+    for name, value in fields.items():
+        offset, kind = layout[name]
+        struct.pack_into("<" + kind, data, offset, value)
+    words = struct.unpack_from("<14I", data, 0)
+    check = sum(word * (2 * i + 1) for i, word in enumerate(words)) % 2**64
+    struct.pack_into("<Q", data, 56, check)
+    return bytes(data)
+
+
+@each_codec
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"codec": 250},
+        {"dtype": 99},
+        {"count": 78},
+        {"count": 2**62},
+        {"count": 2**64 - 1},
+        {"body_bytes": 0},
+        {"body_bytes": 2**64 - 1},
+        {"body_bytes": 2**64 - 64},
+        {"params": 0xFFFFFFFF},
+    ],
+    ids=str,
+)
+def test_a_well_sealed_header_that_lies_is_refused(case, fields):
+    raw = make("normal", 77, "float32", np.random.default_rng(1))
+    payload = encode(case.core, raw, "float32")
+    assert decode(case.core, _reseal(payload), 77, "float32").size == 77
+    with pytest.raises(cccl.CorruptPayloadError):
+        decode(case.core, _reseal(payload, **fields), raw.size, "float32")
+    with pytest.raises(cccl.CorruptPayloadError):
+        cccl.decode(_reseal(payload, **fields))
+
+
+@each_codec
+def test_a_payload_of_another_codec_count_or_dtype_is_refused(case):
+    raw = make("normal", 77, "float32", np.random.default_rng(1))
+    payload = encode(case.core, raw, "float32")
+    for other in CASES:
+        if other.name != case.name:
+            with pytest.raises(cccl.CorruptPayloadError, match="another codec"):
+                decode(other.core, payload, raw.size, "float32")
+    with pytest.raises(cccl.CorruptPayloadError, match="77 values, expected 76"):
+        decode(case.core, payload, 76, "float32")
+    with pytest.raises(cccl.CorruptPayloadError, match="holds float32, expected float16"):
+        decode(case.core, payload, 77, "float16")
+
+
+@each_codec
+def test_an_empty_tensor_has_a_payload_of_one_header(case):
+    """F030"""
+    raw = np.empty(0, np.float32)
+    payload = encode(case.core, raw, "float32")
+    assert len(payload) == HEADER
+    assert decode(case.core, payload, 0, "float32").size == 0
+
+
+@pytest.mark.parametrize("name", ["block_float8", "block_float4"])
+def test_offsets_past_4_gib_are_computed_in_64_bits(name):
+    """F028: size arithmetic at and around 2^31 elements."""
+    codec = cccl.codec(name)
+    bits = {"block_float8": 8, "block_float4": 4}[name]
+    for count in (2**31 - 1, 2**31, 2**31 + 65, 2**40 + 1):
+        codes = -(-count * bits // 8)
+        expected = HEADER + (codes + 1) // 2 * 2 + 2 * -(-count // 128)
+        assert codec.max_encoded_bytes(count, "float16") == expected
+
+
+@each_codec
+def test_a_payload_can_be_decoded_from_its_bytes_alone(case):
+    """The decoder needs no option: block size and codebook stand in the header."""
+    raw = make("heavy", 2305, "float32", np.random.default_rng(6))
+    payload = cccl.codec(case.name, **case.options).encode(raw, seed=4)
+    alone = cccl.decode(bytes(payload))
+    assert alone.tobytes() == round_trip(case.core, raw, "float32", seed=4).tobytes()
+    assert (np.abs(alone - raw) <= bound_of(case.core, raw, "float32")).all()

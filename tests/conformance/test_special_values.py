@@ -1,0 +1,177 @@
+"""Non-finite values surface, zeros stay zeros, lossless keeps every bit, integers are never lossy."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from codec_cases import (
+    CASES,
+    CASES_BY_DTYPE,
+    DTYPES,
+    FLOATS,
+    INTEGERS,
+    LOSSY,
+    decode,
+    encode,
+    narrow,
+    reduce,
+    round_trip,
+    storage,
+    supported,
+    unsigned,
+    widen,
+)
+from hypothesis import given
+from hypothesis import strategies as st
+from inputs import make
+
+import cccl
+from cccl import _core
+
+each_codec_and_dtype = pytest.mark.parametrize(("case", "dtype"), CASES_BY_DTYPE, ids=str)
+lossy_block_codecs = pytest.mark.parametrize(
+    ("case", "dtype"), [(c, d) for c, d in CASES_BY_DTYPE if "block" in c.name], ids=str
+)
+BAD = (np.nan, np.inf, -np.inf)
+
+
+@lossy_block_codecs
+@pytest.mark.parametrize("bad", BAD)
+def test_a_block_with_a_non_finite_value_becomes_nan_and_no_other_block_changes(case, dtype, bad):
+    """F009, F010: no finite number may come out of a block that overflowed."""
+    core, block = case.core, case.core.granularity
+    values = np.random.default_rng(1).standard_normal(4 * block + 5)
+    clean = round_trip(core, narrow(values, dtype), dtype)
+    for at in (0, block + 3, 2 * block - 1, 4 * block + 4):
+        broken = values.copy()
+        broken[at] = bad
+        back = round_trip(core, narrow(broken, dtype), dtype)
+        first = at // block * block
+        inside = np.zeros(values.size, bool)
+        inside[first : first + block] = True
+        assert np.isnan(widen(back, dtype)[inside]).all()
+        assert back[~inside].tobytes() == clean[~inside].tobytes()
+
+
+@each_codec_and_dtype
+@pytest.mark.parametrize("bad", BAD)
+def test_a_non_finite_value_never_becomes_a_number(case, dtype, bad):
+    """F010"""
+    values = np.linspace(-1, 1, 300)
+    values[131] = bad
+    back = widen(round_trip(case.core, narrow(values, dtype), dtype), dtype)
+    assert not np.isfinite(back[131])
+
+
+@each_codec_and_dtype
+def test_the_header_says_whether_values_were_non_finite(case, dtype):
+    values = np.linspace(-1, 1, 300)
+    for bad in (0.5, *BAD):
+        values[299] = bad
+        payload = encode(case.core, narrow(values, dtype), dtype)
+        held = np.frombuffer(payload, np.uint8)
+        header = _core.header_of(held.ctypes.data, held.size)
+        assert header["non_finite"] == (not np.isfinite(bad))
+
+
+@pytest.mark.parametrize("case", LOSSY, ids=str)
+def test_the_header_says_so_when_a_float64_is_beyond_what_the_codec_can_hold(case):
+    """F010: such a value arrives as no number, so that a policy of 'raise' must see it."""
+    raw = np.linspace(-1, 1, 300)
+    raw[7] = 1e300
+    payload = encode(case.core, raw, "float64")
+    held = np.frombuffer(payload, np.uint8)
+    assert not np.isfinite(decode(case.core, payload, raw.size, "float64")[7])
+    assert _core.header_of(held.ctypes.data, held.size)["non_finite"]
+
+
+@each_codec_and_dtype
+def test_zeros_come_back_as_exact_zeros(case, dtype):
+    """F003, F004: whole blocks of them, and single ones beside large values."""
+    values = np.zeros(2000)
+    values[1024:1500:3] = 123.0
+    back = widen(round_trip(case.core, narrow(values, dtype), dtype, seed=3), dtype)
+    assert (back[values == 0] == 0).all()
+
+
+@each_codec_and_dtype
+def test_a_zero_of_a_lossy_block_codec_is_positive_and_its_rank_mean_too(case, dtype):
+    """F003: equal bytes for equal values, whatever the sign of the block's scale."""
+    if case.core.lossless or "cast" in case.name:
+        pytest.skip("keeps the sign of zero")
+    raw = narrow(np.array([-0.0, 5.0] * 64), dtype)
+    payload = encode(case.core, raw, dtype)
+    for back in (decode(case.core, payload, 128, dtype),
+                 reduce(case.core, [payload] * 3, 3.0, 128, dtype)):  # fmt: skip
+        assert not np.signbit(widen(back, dtype)[::2]).any()
+
+
+@each_codec_and_dtype
+def test_negative_zero_stays_a_zero(case, dtype):
+    """F041: with its sign where the codec keeps signs of zero."""
+    raw = narrow(np.full(130, -0.0), dtype)
+    back = widen(round_trip(case.core, raw, dtype), dtype)
+    assert (back == 0).all()
+    if case.core.lossless or "cast" in case.name:
+        assert np.signbit(back).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("case", [case for case in CASES if case.core.lossless], ids=str)
+@given(data=st.data())
+def test_a_lossless_codec_gives_back_every_bit(case, dtype, data):
+    """F041: NaN payloads, -0.0, sign boundaries and single bytes among them; size as documented."""
+    if dtype not in supported(case):
+        pytest.skip(f"{case} takes no {dtype}")
+    n = data.draw(st.integers(0, 300))
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    word = unsigned(dtype)
+    if dtype == "bool":
+        raw = rng.integers(0, 2, n).astype(bool)
+    else:
+        raw = rng.integers(0, 1 << (8 * word.itemsize), n, word).view(storage(dtype))
+        raw[: n // 2] = np.resize(np.array([127, 128], np.uint8), raw[: n // 2].nbytes).view(
+            storage(dtype)
+        )
+    payload = encode(case.core, raw, dtype)
+    assert decode(case.core, payload, n, dtype).tobytes() == raw.tobytes()
+    assert len(payload) <= 64 + raw.nbytes
+
+
+@pytest.mark.parametrize("dtype", INTEGERS)
+@pytest.mark.parametrize("case", LOSSY, ids=str)
+def test_a_lossy_codec_refuses_integers_and_bools(case, dtype):
+    """F040"""
+    with pytest.raises(cccl.UnsupportedError, match="never lossy"):
+        encode(case.core, np.zeros(5, dtype), dtype)
+    with pytest.raises(TypeError, match=dtype):
+        cccl.codec(case.name, **case.options).encode(np.zeros(5, dtype))
+
+
+@pytest.mark.parametrize("case", LOSSY, ids=str)
+def test_every_float_dtype_is_taken(case):
+    """F034: bfloat16 too."""
+    assert [dtype for dtype in FLOATS if dtype in supported(case)] == FLOATS
+
+
+@lossy_block_codecs
+def test_constant_blocks_keep_their_value(case, dtype):
+    """F004: all equal, and a single value that is not zero. A searched scale may trade it away."""
+    if case.options.get("level") == "best":
+        pytest.skip("level=best minimises the squared error of a block, not that of its extreme")
+    single = np.zeros(300)
+    single[150] = -0.37
+    for values in (np.full(300, -0.37), single):
+        raw = narrow(values, dtype)
+        exact = widen(raw, dtype)
+        back = widen(round_trip(case.core, raw, dtype), dtype)
+        assert (np.abs(back - exact) <= 2.0**-7 * np.abs(exact)).all()
+
+
+@pytest.mark.parametrize("kind", ["normal", "heavy"])
+def test_float16_saturates_rather_than_overflows(kind):
+    """A block's decoded extreme may exceed the value by half a step: not beyond 65504."""
+    raw = (make(kind, 4096, "float32", np.random.default_rng(5)) * 1e9).clip(-65504, 65504)
+    raw = raw.astype(np.float16)
+    for case in LOSSY:
+        assert np.isfinite(round_trip(case.core, raw, "float16")).all()
