@@ -1,5 +1,6 @@
 #include "collectives/communicator.h"
 
+#include <nanobind/stl/map.h>
 #include <nanobind/stl/optional.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
@@ -20,6 +21,16 @@ std::shared_ptr<nb::object> shared(nb::object object) {
             delete held;
           }};
 }
+
+// Its thread may need the GIL to drop a callback: whoever destroys it must not hold it meanwhile.
+class PythonCommunicator final : public Communicator {
+ public:
+  using Communicator::Communicator;
+  ~PythonCommunicator() override {
+    const nb::gil_scoped_release no_gil;
+    close();
+  }
+};
 
 // Runs a callback that raises Python exceptions on a thread that expects C++ ones.
 template <class Call>
@@ -80,7 +91,7 @@ Collective collective_of(const std::string& name) {
   throw ConfigError("unknown collective '" + name + "'");
 }
 
-std::shared_ptr<Work> submit(Communicator& communicator, const std::string& collective,
+std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
                              std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
                              std::size_t out_count, std::uint8_t dtype,
                              std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
@@ -187,14 +198,13 @@ void register_communicator(nb::module_& module) {
       .def("done", &Work::done)
       .def("error", [](Work& work) { return python_error_or_none(work.error()); });
 
-  nb::class_<Communicator>(module, "Communicator")
+  nb::class_<PythonCommunicator>(module, "Communicator")
       .def("__init__",
-           [](Communicator* self, std::shared_ptr<Transport> transport, double deadline) {
-             new (self) Communicator(std::move(transport), Seconds(deadline));
+           [](PythonCommunicator* self, std::shared_ptr<Transport> transport, double deadline) {
+             new (self) PythonCommunicator(std::move(transport), Seconds(deadline));
            })
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
-      .def_prop_ro("pool_bytes", &Communicator::pool_bytes)
       .def_prop_ro("busy", &Communicator::busy)
       .def_prop_ro("closed", &Communicator::closed)
       .def("submit", submit, nb::arg("collective"), nb::arg("in_address"), nb::arg("in_count"),
@@ -204,10 +214,12 @@ void register_communicator(nb::module_& module) {
            nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
            nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
            nb::arg("on_done") = nb::none())
+      .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);
 
   module.def("stats_rows", stats_rows);
+  module.def("pool_bytes", &Pool::process_bytes);
   module.def("reset_stats", [] { process_stats().reset(); });
   module.def("record_plain", record_plain);
 }

@@ -19,6 +19,7 @@ def stats() -> dict[str, Any]:
     `encode_seconds`, `reduce_seconds`, `decode_seconds`, `exposed_seconds` (waiting for the
     network), `latency_seconds`, `relative_error` (of the first payload encoded in each call:
     norm of the error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
+    The total also has `pool_bytes`, the memory held for payloads in flight.
     """
     rows = _core.stats_rows()
     for row in rows:
@@ -28,6 +29,7 @@ def stats() -> dict[str, Any]:
         row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
     total["ratio"] = _ratio(total)
+    total["pool_bytes"] = _core.pool_bytes()
     total["plain_calls"] = sum(row["calls"] for row in rows if row["plain"])
     return {"total": total, "rows": rows}
 

@@ -5,7 +5,6 @@
 #include <utility>
 
 #include "api/measure.h"
-#include "collectives/agreement.h"
 #include "devices/cpu/queue.h"
 
 namespace cccl {
@@ -156,12 +155,27 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
                                            std::function<void(std::exception_ptr)> on_done) {
   check(call, size());
   check_sizes(call, rank());
-  auto work = std::make_shared<Work>();
+  const auto submitted = std::chrono::steady_clock::now();
+  auto run_call = [this, call = std::move(call), submitted] { return run(call, submitted); };
+  return enqueue({std::move(run_call), std::make_shared<Work>(), std::move(on_done)});
+}
+
+std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::string>& fields) {
+  Signature signature;
+  for (const auto& [field, value] : fields) signature.set(field, value);
+  auto compare = [this, signature] {
+    return guard("agreement", [&] { agree_once(signature, sequence_++); });
+  };
+  return enqueue({std::move(compare), std::make_shared<Work>(), {}});
+}
+
+std::shared_ptr<Work> Communicator::enqueue(Job job) {
   const std::lock_guard lock(mutex_);
   if (!closed_.empty())
     throw ClosedError("this communicator takes no more work: " + closed_ +
                       ". Make a new one, on all ranks.");
-  jobs_.push_back({std::move(call), work, std::move(on_done), std::chrono::steady_clock::now()});
+  auto work = job.work;
+  jobs_.push_back(std::move(job));
   wake_.notify_all();
   return work;
 }
@@ -185,32 +199,42 @@ void Communicator::serve() {
     jobs_.pop_front();
     running_ = true;
     lock.unlock();
-    run(job);
+    const auto error = job.run();
+    if (job.on_done) job.on_done(error);
+    job.work->finish(error);
     job = {};  // its callbacks may own the last references: drop them without the lock
     lock.lock();
     running_ = false;
   }
 }
 
-void Communicator::run(Job& job) {
-  const auto& call = job.call;
-  std::exception_ptr error;
+// Runs `step`. A mismatch was found by all ranks before data moved; after any other error the
+// ranks no longer know of each other what they did, so this one gives up for all.
+std::exception_ptr Communicator::guard(const std::string& where,
+                                       const std::function<void()>& step) {
+  try {
+    step();
+  } catch (const MismatchError&) {
+    return std::current_exception();
+  } catch (const std::exception& failure) {
+    auto error = std::current_exception();
+    abort(where + ": " + failure.what());
+    return error;
+  }
+  return nullptr;
+}
+
+std::exception_ptr Communicator::run(const CollectiveCall& call,
+                                     std::chrono::steady_clock::time_point submitted) {
   RunStats stats;
   std::string algorithm = "none";
-  try {
-    stats = perform(call, algorithm);
-    if (call.raise_non_finite && stats.non_finite)
-      error = std::make_exception_ptr(NonFiniteError(
-          std::string(name_of(call.collective)) + " '" + call.label + "' has a non-finite value" +
-          (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
-  } catch (const MismatchError&) {
-    error = std::current_exception();  // found by all ranks before data moved: nothing to abort
-  } catch (const std::exception& failure) {
-    error = std::current_exception();
-    const std::string where = std::string(name_of(call.collective)) + " '" + call.label + "': ";
-    abort(where + failure.what());
-  }
-  if (error && !stats.total) fill_nan(call.out);
+  const std::string name = std::string(name_of(call.collective)) + " '" + call.label + "'";
+  auto error = guard(name, [&] { stats = perform(call, algorithm); });
+  if (error) fill_nan(call.out);
+  if (!error && call.raise_non_finite && stats.non_finite)
+    error = std::make_exception_ptr(NonFiniteError(
+        name + " has a non-finite value" +
+        (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
   StatsRow row;
   row.calls = 1;
   row.failures = error ? 1 : 0;
@@ -218,13 +242,18 @@ void Communicator::run(Job& job) {
   row.value_bytes = call.in.bytes();
   row.world_size = size();
   row.run = stats;
-  row.latency =
-      std::chrono::duration<double>(std::chrono::steady_clock::now() - job.submitted).count();
+  row.latency = std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted).count();
   process_stats().add({call.label, name_of(call.collective), codecs_of(call), algorithm,
                        name_of(call.in.dtype), ""},
                       row);
-  if (job.on_done) job.on_done(error);
-  job.work->finish(error);
+  return error;
+}
+
+void Communicator::agree_once(const Signature& signature, std::uint64_t sequence) {
+  const auto digest = signature.digest();
+  if (agreed_.contains(digest)) return;
+  cccl::agree(signature, sequence, *transport_, *queue_, deadline_);
+  agreed_.insert(digest);
 }
 
 RunStats Communicator::perform(const CollectiveCall& call, std::string& algorithm) {
@@ -245,11 +274,7 @@ RunStats Communicator::perform(const CollectiveCall& call, std::string& algorith
   }
 
   const auto signature = signature_of(call, args);
-  const auto digest = signature.digest();
-  if (!agreed_.contains(digest)) {
-    agree(signature, sequence, *transport_, *queue_, deadline_);
-    agreed_.insert(digest);
-  }
+  agree_once(signature, sequence);
   PipelineJob job;
   job.in = call.in;
   job.out = call.out;
@@ -259,11 +284,9 @@ RunStats Communicator::perform(const CollectiveCall& call, std::string& algorith
   job.contribution_seed = seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(rank()));
   job.result_seed = seed_of(call.seed, sequence, 0);
   job.checksum = call.checksum;
-  job.tag = tag_of(sequence, digest);
+  job.tag = tag_of(sequence, signature.digest());
   job.deadline = deadline_;
-  const auto stats = run_pipeline(plan, job, *transport_, *queue_, pool_);
-  pool_bytes_ = pool_.bytes();
-  return stats;
+  return run_pipeline(plan, job, *transport_, *queue_, pool_);
 }
 
 }  // namespace cccl

@@ -1,13 +1,13 @@
 // One rank's end of a group: runs collectives one after the other on a thread of its own.
 #pragma once
 
-#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -18,6 +18,7 @@
 
 #include "api/codec.h"
 #include "api/transport.h"
+#include "collectives/agreement.h"
 #include "collectives/stats.h"
 #include "collectives/tuning.h"
 #include "scheduler/pipeline.h"
@@ -60,13 +61,12 @@ class Work {
 class Communicator {
  public:
   Communicator(std::shared_ptr<Transport> transport, Seconds deadline);
-  ~Communicator();
+  virtual ~Communicator();
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  std::size_t pool_bytes() const { return pool_bytes_; }
   bool busy() const;           // a collective is under way or waits its turn
   std::string closed() const;  // why no more work is taken; empty while it is
 
@@ -77,6 +77,10 @@ class Communicator {
   std::shared_ptr<Work> submit(CollectiveCall call,
                                std::function<void(std::exception_ptr)> on_done = {});
 
+  // Compares the named fields (Signature::kFields) with all ranks and moves no data: for calls that
+  // another backend will carry. The work throws MismatchError.
+  std::shared_ptr<Work> agree(const std::map<std::string, std::string>& fields);
+
   // Fails what is pending, tells the other ranks, and takes no more work.
   void abort(const std::string& reason);
 
@@ -85,22 +89,24 @@ class Communicator {
 
  private:
   struct Job {
-    CollectiveCall call;
+    std::function<std::exception_ptr()> run;
     std::shared_ptr<Work> work;
     std::function<void(std::exception_ptr)> on_done;
-    std::chrono::steady_clock::time_point submitted;
   };
 
+  std::shared_ptr<Work> enqueue(Job job);
   void serve();
-  void run(Job& job);
+  std::exception_ptr run(const CollectiveCall& call,
+                         std::chrono::steady_clock::time_point submitted);
   RunStats perform(const CollectiveCall& call, std::string& algorithm);
+  std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
+  void agree_once(const Signature& signature, std::uint64_t sequence);
   void refuse_later_calls(const std::string& reason);
 
   std::shared_ptr<Transport> transport_;
   Seconds deadline_;
   std::unique_ptr<Queue> queue_;
   Pool pool_;
-  std::atomic<std::size_t> pool_bytes_{0};
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown
   std::uint64_t sequence_ = 0;
 

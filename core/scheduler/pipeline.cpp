@@ -1,6 +1,7 @@
 #include "scheduler/pipeline.h"
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <vector>
@@ -9,6 +10,8 @@
 
 namespace cccl {
 namespace {
+
+std::atomic<std::size_t> pooled_bytes{0};
 
 class Stopwatch {
  public:
@@ -196,14 +199,19 @@ class Run {
 
 }  // namespace
 
+Pool::~Pool() { pooled_bytes -= bytes_; }
+
 std::byte* Pool::reserve(std::size_t bytes) {
   if (bytes > bytes_) {
     memory_.reset();
     memory_ = allocator_->allocate(bytes);
+    pooled_bytes += bytes - bytes_;
     bytes_ = bytes;
   }
   return memory_.get();
 }
+
+std::size_t Pool::process_bytes() { return pooled_bytes; }
 
 RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue,
                       Pool& pool) {

@@ -16,9 +16,12 @@ namespace cccl {
 class Pool {
  public:
   explicit Pool(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
+  ~Pool();
+  Pool(const Pool&) = delete;
+  Pool& operator=(const Pool&) = delete;
 
   std::byte* reserve(std::size_t bytes);
-  std::size_t bytes() const { return bytes_; }
+  static std::size_t process_bytes();  // of all pools of this process
 
  private:
   std::shared_ptr<Allocator> allocator_;

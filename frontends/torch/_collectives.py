@@ -51,7 +51,7 @@ def all_reduce(
             every rank; the tensor is then NaN.
         NotCompressedError: strict mode, and it would have gone plain.
     """
-    call = _Call("all_reduce", tensor, tensor, op, group, config, label)
+    call = Call("all_reduce", tensor, tensor, op, group, config, label)
     return call.run(async_op, lambda: dist.all_reduce(tensor, call.op, call.group, async_op))
 
 
@@ -69,7 +69,7 @@ def reduce_scatter(
 
     `input` has world_size times the values of `output`. Else as `all_reduce`.
     """
-    call = _Call("reduce_scatter", input, output, op, group, config, label)
+    call = Call("reduce_scatter", input, output, op, group, config, label)
     plain = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
     return call.run(async_op, lambda: plain(output, input, call.op, call.group, async_op))
 
@@ -88,7 +88,7 @@ def all_gather(
     Plain unless `collective_filter` names it: weights should not lose bits unasked. `output` has
     world_size times the values of `input`. Else as `all_reduce`.
     """
-    call = _Call("all_gather", input, output, "sum", group, config, label)
+    call = Call("all_gather", input, output, "sum", group, config, label)
     plain = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     return call.run(async_op, lambda: plain(output, input, call.group, async_op))
 
@@ -105,11 +105,11 @@ def broadcast(
     """Sends `tensor` of the global rank `src` to all, in place; compressed, the source too gets
     the decoded values. Plain unless `collective_filter` names it. Else as `all_reduce`.
     """
-    call = _Call("broadcast", tensor, tensor, "sum", group, config, label, src)
+    call = Call("broadcast", tensor, tensor, "sum", group, config, label, src)
     return call.run(async_op, lambda: dist.broadcast(tensor, src, call.group, async_op))
 
 
-class _Call:
+class Call:
     """One collective: what is known before it is sent either way."""
 
     def __init__(
@@ -138,10 +138,9 @@ class _Call:
         """Sends it compressed or, for a reason that is counted, with `plain`."""
         if self.group is None:
             return None
-        expected, reason = self._why_plain()
+        expected, reason = self.why_plain()
         if reason:
-            if not expected and self.config.strict:
-                raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+            self.permit_plain(expected, reason)
             begun = time.perf_counter()
             result = plain()
             self.record_plain(reason, time.perf_counter() - begun)
@@ -185,6 +184,20 @@ class _Call:
         )  # fmt: skip
         return work
 
+    def permit_plain(self, expected: bool, reason: str) -> None:
+        """Before the backend carries it: strict mode, and whether all ranks do the same."""
+        if not expected and self.config.strict:
+            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+        if self.size > 1 and self.group is not None:
+            communicator(self.group, self.config).agree({
+                "collective": self.collective,
+                "dtype": str(self.input.dtype).removeprefix("torch."),
+                "count": str(self.input.numel()),
+                "op": str(self.op),
+                "root": str(self.root),
+                "codecs": "plain",
+            })  # fmt: skip
+
     def record_plain(self, reason: str, seconds: float) -> None:
         """Counts a call that the backend carried."""
         nbytes = self.input.numel() * self.input.element_size()
@@ -194,7 +207,7 @@ class _Call:
             plain_bytes(self.collective, nbytes, self.size), seconds,
         )  # fmt: skip
 
-    def _why_plain(self) -> tuple[bool, str]:
+    def why_plain(self) -> tuple[bool, str]:
         """Whether that is what the configuration asks for, and the reason; "" to compress."""
         if self.size == 1:
             return True, "world size 1"

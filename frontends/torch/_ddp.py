@@ -12,8 +12,8 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .._config import Config, current_config
-from ..errors import ConfigError, NotCompressedError
-from ._collectives import _Call
+from ..errors import ConfigError
+from ._collectives import Call
 from ._groups import resolve
 from ._work import Work
 
@@ -70,14 +70,13 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
         state.begin_backward()
     buffer = bucket.buffer()
     label = f"bucket {bucket.index()}"
-    call = _Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
-    expected, reason = call._why_plain()
+    call = Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
+    expected, reason = call.why_plain()
     if not reason:
         work = call.submit()
         state.watch(work)
         return work.get_future()
-    if not expected and call.config.strict:
-        raise NotCompressedError(f"gradients of {label}: {reason}")
+    call.permit_plain(expected, reason)
     call.record_plain(reason, 0.0)
     if call.size == 1:
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import time
 from datetime import timedelta
 from functools import lru_cache
 from typing import Any
@@ -14,9 +13,7 @@ import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
 from ..errors import DeadlineError, PeerAbortedError, TransportError
-
-_NOTICE = "abort"
-_NOTICE_SECONDS = 2.0  # a rank that fails closes its connections just before it can say why
+from ._notices import Notices
 
 
 class GlooTransport:
@@ -30,6 +27,7 @@ class GlooTransport:
         self.rank, self.size = group.rank(), group.size()
         self._seconds = seconds
         self._store = dist.PrefixStore(f"cccl/{generation}", c10d._get_process_group_store(group))
+        self._notices = Notices(self._store)
         self._gloo: Any = None
         self._works: dict[int, tuple[Any, int]] = {}
         self._last = 0
@@ -60,8 +58,7 @@ class GlooTransport:
 
     def abort(self, reason: str) -> None:
         """Tells the other ranks why, then closes all connections: every wait there fails."""
-        with contextlib.suppress(RuntimeError):  # the store's host may be the rank that died
-            self._store.compare_set(_NOTICE, "", f"rank {self.rank} gave up: {reason}")
+        self._notices.publish(f"rank {self.rank} gave up: {reason}")
         if self._gloo is not None and self.size > 1:
             # gloo closes every pair of a context in which a wait times out; its abort() does not.
             peer = (self.rank + 1) % self.size
@@ -84,28 +81,13 @@ class GlooTransport:
     def _failure(
         self, error: RuntimeError, peer: int, seconds: float | None = None
     ) -> TransportError:
-        text = str(error)
-        if seconds is not None and "Timed out waiting" in text:
-            notice = self._notice(0)
-            if notice:
-                return PeerAbortedError(notice)
-            return DeadlineError(f"rank {self.rank} waited {seconds:g} s for rank {peer}")
-        notice = self._notice(_NOTICE_SECONDS)
+        timed_out = seconds is not None and "Timed out waiting" in str(error)
+        notice = self._notices.read(wait=not timed_out)
         if notice:
             return PeerAbortedError(notice)
-        return TransportError(f"rank {self.rank} lost its connection to rank {peer}: {text}")
-
-    def _notice(self, patience: float) -> str:
-        """Why another rank gave up, if it says so within `patience` seconds."""
-        until = time.monotonic() + patience
-        try:
-            while not self._store.check([_NOTICE]):
-                if time.monotonic() >= until:
-                    return ""
-                time.sleep(0.02)
-            return self._store.get(_NOTICE).decode()
-        except RuntimeError:
-            return ""
+        if timed_out:
+            return DeadlineError(f"rank {self.rank} waited {seconds:g} s for rank {peer}")
+        return TransportError(f"rank {self.rank} lost its connection to rank {peer}: {error}")
 
 
 @lru_cache(maxsize=4096)

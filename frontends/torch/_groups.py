@@ -20,11 +20,19 @@ class GroupCommunicator:
 
     def __init__(self, group: dist.ProcessGroup, generation: int, config: Config):
         self.generation = generation
+        self._agreed: set[tuple[str, ...]] = set()
         self.deadline = config.deadline or _timeout_of(group)
         transport = GlooTransport(group, generation, self.deadline)
         self.core = _core.Communicator(
             _core.external_transport(transport.rank, transport.size, transport), self.deadline
         )
+
+    def agree(self, fields: dict[str, str]) -> None:
+        """Compares a call that goes plain with all ranks, at its first use; `MismatchError`."""
+        key = tuple(fields.values())
+        if key not in self._agreed:
+            self.core.agree(fields).wait()
+            self._agreed.add(key)
 
 
 _communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()

@@ -1,6 +1,7 @@
 #include "api/measure.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <vector>
 
@@ -21,6 +22,7 @@ void measure_error(const Codec& codec, Bytes payload, ConstValues in, Queue& que
     load(in.dtype, out.part(first, n).data, n, found);
     for (std::size_t i = 0; i < n; ++i) {
       const double error = double{found[i]} - exact[i];
+      if (!std::isfinite(error)) continue;
       error_squares += error * error;
       squares += double{exact[i]} * exact[i];
     }
