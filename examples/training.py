@@ -32,6 +32,7 @@ import cccl.torch
 
 PLAIN = "plain"
 LEARNING_RATE = 1e-3
+RISING_STEPS = 10  # of the learning rate, which then falls to 0
 WARM_UP_STEPS = 3  # not timed: DDP rebuilds its buckets, connections are made
 COMPUTE_STEPS = 10
 VALIDATIONS = 10
@@ -53,8 +54,8 @@ def train(rank: int, world: int, init_method: str, args: argparse.Namespace) -> 
         ddp.register_comm_hook(None, cccl.torch.compression_hook)
 
     optimizer = torch.optim.AdamW(ddp.parameters(), lr=LEARNING_RATE, fused=True)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(
-        optimizer, LEARNING_RATE, args.steps, pct_start=0.1
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer, lambda step: min((step + 1) / RISING_STEPS, 1 - step / args.steps)
     )
     text, validation_text = corpus.load()
     generator = torch.Generator().manual_seed(args.seed * 1000 + rank)

@@ -12,7 +12,7 @@ from cccl import _core
 
 hypothesis.settings.register_profile(
     "cccl",
-    max_examples=20,
+    max_examples=12,
     deadline=None,
     print_blob=True,
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],

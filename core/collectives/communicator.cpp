@@ -182,6 +182,10 @@ std::shared_ptr<Work> Communicator::enqueue(Job job) {
 
 void Communicator::abort(const std::string& reason) {
   refuse_later_calls(reason);
+  {
+    const std::lock_guard lock(mutex_);
+    failed_ = true;
+  }
   transport_->abort(reason);
 }
 
@@ -212,6 +216,7 @@ void Communicator::serve() {
 // ranks no longer know of each other what they did, so this one gives up for all.
 std::exception_ptr Communicator::guard(const std::string& where,
                                        const std::function<void()>& step) {
+  if (auto error = earlier_failure()) return error;
   try {
     step();
   } catch (const MismatchError&) {
@@ -222,6 +227,12 @@ std::exception_ptr Communicator::guard(const std::string& where,
     return error;
   }
   return nullptr;
+}
+
+std::exception_ptr Communicator::earlier_failure() const {
+  const std::lock_guard lock(mutex_);
+  if (!failed_) return nullptr;
+  return std::make_exception_ptr(ClosedError("an earlier collective failed: " + closed_));
 }
 
 std::exception_ptr Communicator::run(const CollectiveCall& call,

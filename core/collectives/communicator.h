@@ -100,6 +100,7 @@ class Communicator {
                          std::chrono::steady_clock::time_point submitted);
   RunStats perform(const CollectiveCall& call, std::string& algorithm);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
+  std::exception_ptr earlier_failure() const;
   void agree_once(const Signature& signature, std::uint64_t sequence);
   void refuse_later_calls(const std::string& reason);
 
@@ -113,7 +114,8 @@ class Communicator {
   mutable std::mutex mutex_;
   std::condition_variable wake_;
   std::deque<Job> jobs_;
-  std::string closed_;  // why, once no more work is taken
+  std::string closed_;   // why, once no more work is taken
+  bool failed_ = false;  // by an abort: what is still queued fails too
   bool stopping_ = false, running_ = false;
   std::thread thread_;
 };

@@ -12,6 +12,7 @@ import torch.distributed as dist
 
 _KEY = "abort"
 _PATIENCE = 2.0  # seconds; a rank that fails closes its connections just before it can say why
+_ANSWER = 1.0  # seconds that the store may take for one request
 
 
 class Notices:
@@ -26,11 +27,12 @@ class Notices:
 
     def publish(self, text: str) -> None:
         """Tells all ranks, unless another has already."""
-        _bounded(lambda: self._store.compare_set(_KEY, "", text))
+        _bounded(lambda: self._store.compare_set(_KEY, "", text), _ANSWER)
 
     def read(self, *, wait: bool) -> str:
         """What another rank told; "" if nothing. `wait`: one is expected any moment."""
-        return _bounded(lambda: self._poll(_PATIENCE if wait else 0.0)) or ""
+        patience = _PATIENCE if wait else 0.0
+        return _bounded(lambda: self._poll(patience), patience + _ANSWER) or ""
 
     def _poll(self, patience: float) -> str:
         until = time.monotonic() + patience
@@ -42,7 +44,7 @@ class Notices:
         return text.decode()
 
 
-def _bounded(call: Callable[[], Any]) -> Any:
+def _bounded(call: Callable[[], Any], seconds: float) -> Any:
     """The result of `call`, or None if it fails or takes too long."""
     result: list[Any] = []
 
@@ -52,5 +54,5 @@ def _bounded(call: Callable[[], Any]) -> Any:
 
     thread = threading.Thread(target=run, name="cccl-notice", daemon=True)
     thread.start()
-    thread.join(2 * _PATIENCE)
+    thread.join(seconds)
     return result[0] if result else None

@@ -118,8 +118,15 @@ class BlockFloat:
             inverse = np.where(scale == 0, _F(0), _F(1) / (scale * lift)).astype(_F)
         return (x * lift[:, None]) * inverse[:, None]
 
-    def _linear(self, x: np.ndarray, extreme: np.ndarray, opposite: np.ndarray, mirrored: np.ndarray,
-                position: int, seed: int) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+    def _linear(
+        self,
+        x: np.ndarray,
+        extreme: np.ndarray,
+        opposite: np.ndarray,
+        mirrored: np.ndarray,
+        position: int,
+        seed: int,
+    ) -> tuple[np.ndarray, np.ndarray]:
         reach = self.half - (1.0 if self.stochastic else 0.5)
         needed = np.maximum(extreme * _F(1 / self.half), opposite * (_F(1) / _F(reach)))
         scale = self._scale_bits(needed, self.bits)

@@ -43,8 +43,14 @@ def symmetric(values: np.ndarray, bits: int, block: int = 128) -> np.ndarray:
 def test_the_error_on_real_gradients_is_a_stated_share_of_symmetric_codes(
     gradients, name, options, bits, share
 ):
-    found = nmse(round_trip(Case(name, options).core, gradients, "float32"), gradients)
-    assert found <= share * nmse(symmetric(gradients, bits), gradients)
+    """Over 16 ways to cut the values into blocks: a few blocks hold most of the energy, and the
+    luck of rounding in those few would decide."""
+    core, ours, theirs = Case(name, options).core, 0.0, 0.0
+    for shift in range(0, 128, 8):
+        values = np.roll(gradients, shift)
+        ours += nmse(round_trip(core, values, "float32"), values)
+        theirs += nmse(symmetric(values, bits), values)
+    assert ours <= share * theirs
 
 
 def test_more_bits_and_smaller_blocks_mean_less_error(gradients):
@@ -63,6 +69,8 @@ def test_more_bits_and_smaller_blocks_mean_less_error(gradients):
 def test_all_codes_stay_in_use(case):
     """At 4 bits all 16, at 8 bits all 256: none is set aside as a marker."""
     raw = np.random.default_rng(1).uniform(-1, 1, 1 << 17).astype(np.float32)
+    blocks = raw.reshape(-1, case.core.granularity)
+    blocks[::3][blocks[::3] > 0] *= 0.5  # the extreme of a lopsided block takes the lowest code
     bits = 8 if case.name == "block_float8" else 4
     codes = np.frombuffer(encode(case.core, raw, "float32")[64:], np.uint8, raw.size * bits // 8)
     used = np.unique(codes if bits == 8 else np.concatenate([codes & 15, codes >> 4]))

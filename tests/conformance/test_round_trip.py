@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import ctypes.util
+import itertools
 
 import numpy as np
 import pytest
@@ -106,7 +107,7 @@ def test_pieces_cut_at_block_multiples_give_the_codes_of_the_whole(case, dtype, 
     whole = round_trip(core, raw, dtype, seed=seed, position=start)
     pieces = [
         round_trip(core, raw[a:b], dtype, seed=seed, position=start + a)
-        for a, b in zip(edges, edges[1:], strict=False)
+        for a, b in itertools.pairwise(edges)
     ]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
@@ -121,7 +122,7 @@ def test_uneven_chunks_of_a_million_values_have_the_bytes_of_the_whole(case):
     codes = (n * bits + 7) // 8
     scales = body[(codes + 1) // 2 * 2 :]
     assembled = [b"", b""]
-    for a, b in zip(edges, edges[1:], strict=False):
+    for a, b in itertools.pairwise(edges):
         piece = encode(core, raw[a:b], "float32", seed=9, position=a)[64:]
         used = ((b - a) * bits + 7) // 8
         assembled[0] += piece[:used]

@@ -1,4 +1,4 @@
-"""Non-finite values surface, zeros stay zeros, lossless keeps every bit, integers are never lossy."""
+"""Non-finite values surface, zeros stay zero, lossless keeps every bit, integers stay exact."""
 
 from __future__ import annotations
 

@@ -108,8 +108,11 @@ class Rank {
   }
 
  private:
-  void require(bool held, const std::string& rule) const {
+  void require(bool held, const char* rule) const {
     if (!held) throw PlanError(where() + rule);
+  }
+  void require_same(const Segment& a, const Segment& b, const char* verb) const {
+    if (!same(a, b)) throw PlanError(where() + text(a) + verb + text(b));
   }
 
   Slot& slot(const Op& op, Buffer buffer, int index) {
@@ -171,8 +174,7 @@ class Rank {
     require(!from.receiving, "reads before the receive is awaited");
     require(from.content.has_value(), "reads an empty buffer");
     require(from.content->kind == expected.kind, "reads a payload of the other leg");
-    require(same(from.content->values, expected.values),
-            "reads " + text(from.content->values));
+    require_same(expected.values, from.content->values, " wanted where the buffer has ");
     require(expected.kind == Kind::kResult || from.content->source == expected.source,
             "reads the contribution of another rank");
     from.consumed = true;
@@ -206,8 +208,8 @@ class Rank {
     require(op.peer >= 0 && op.peer < args_.size && op.peer != args_.rank, "no such peer");
     auto& from = slot(op);
     require(!from.receiving && from.content.has_value(), "sends what is not there yet");
-    require(same(from.content->values, op.values) && op.count == op.values.count,
-            "sends something else than the buffer holds");
+    require_same(op.values, from.content->values, " to send where the buffer has ");
+    require(op.count == op.values.count, "two counts");
     from.sending = true;
     ++from.unmatched;
     sent_ += op.count;
@@ -223,9 +225,7 @@ class Rank {
       channel.receives.pop_front();
       require(sent.payload.kind == wanted.payload.kind,
               "a send of one leg meets a receive of the other");
-      require(same(sent.payload.values, wanted.payload.values),
-              "a send of " + text(sent.payload.values) + " meets a receive of " +
-                  text(wanted.payload.values));
+      require_same(sent.payload.values, wanted.payload.values, " sent meet a receive of ");
       wanted.slot->incoming = sent.payload;
       --sent.slot->unmatched;
       --wanted.slot->unmatched;
