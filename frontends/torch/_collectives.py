@@ -151,8 +151,8 @@ class Call:
         work.wait()
         return None
 
-    def submit(self) -> Work:
-        """Sends it compressed."""
+    def submit(self, *, future_raises: bool = True) -> Work:
+        """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
         assert self.group is not None
         codecs = self.config.codecs
         assert codecs is not None
@@ -171,7 +171,10 @@ class Call:
         def finish(error: Exception | None) -> None:
             if received.data_ptr() != target.data_ptr():
                 target.copy_(received)
-            work._future.set_result(self.output)
+            if error is not None and future_raises:
+                work._future.set_exception(error)
+            else:
+                work._future.set_result(self.output)
 
         work._core = communicator(self.group, self.config).core.submit(
             self.collective, sent.data_ptr(), sent.numel(), received.data_ptr(), received.numel(),

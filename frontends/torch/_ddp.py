@@ -31,26 +31,33 @@ class CompressionState:
         self.group = group
         self.config = None if config is None else Config.load(config)
         self._works: list[Work] = []
+        self._in_backward = False
 
     def settings(self) -> Config:
         """The configuration in force now."""
         return self.config or current_config()
 
-    def begin_backward(self) -> None:
-        """Has the errors of this backward's collectives raised from `loss.backward()`."""
-        self._works.clear()  # of a backward that ended early
-        # Queued from a callback, so that it runs behind DDP's own at the end of the backward.
+    def begin(self) -> None:
+        """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
+        works = self._works = []  # of this backward: one that ended early leaves nothing behind
         queue = Variable._execution_engine.queue_callback
-        queue(lambda: queue(self._raise_errors))
+        try:
+            # Queued from a callback, so that it runs behind DDP's own at the end of the backward.
+            queue(lambda: queue(lambda: _raise_errors(works)))
+            self._in_backward = True
+        except RuntimeError:  # DDP's join() shadows the others' collectives without a backward
+            self._in_backward = False
 
-    def watch(self, work: Work) -> None:
-        """Adds a collective of this backward."""
+    def submit(self, call: Call) -> torch.futures.Future[torch.Tensor]:
+        """Sends a bucket. In a backward a failed future holds NaN: DDP would lose its error."""
+        work = call.submit(future_raises=not self._in_backward)
         self._works.append(work)
+        return work.get_future()
 
-    def _raise_errors(self) -> None:
-        works, self._works = self._works, []
-        for work in works:
-            work.wait()
+
+def _raise_errors(works: list[Work]) -> None:
+    for work in works:
+        work.wait()
 
 
 _default_states: weakref.WeakKeyDictionary[Any, CompressionState] = weakref.WeakKeyDictionary()
@@ -67,15 +74,13 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     _stop_watching()
     state = _state_of(state)
     if bucket.index() == 0:  # DDP sends buckets in this order
-        state.begin_backward()
+        state.begin()
     buffer = bucket.buffer()
     label = f"bucket {bucket.index()}"
     call = Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
     expected, reason = call.why_plain()
     if not reason:
-        work = call.submit()
-        state.watch(work)
-        return work.get_future()
+        return state.submit(call)
     call.permit_plain(expected, reason)
     call.record_plain(reason, 0.0)
     if call.size == 1:

@@ -49,5 +49,5 @@ class Work:
         return [self._result]
 
     def get_future(self) -> torch.futures.Future[torch.Tensor]:
-        """Completes with the output tensor; after a failure that is NaN, and `wait()` raises."""
+        """Completes with the output tensor, or the error of `wait()`."""
         return self._future
