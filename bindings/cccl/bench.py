@@ -54,7 +54,9 @@ def add_commands(commands: Any) -> None:
         )
         command.add_argument("--device", default="cpu", help="cpu")
         command.add_argument("--dtype", default="float32", help="of the values")
-        command.add_argument("--numel", type=int, nargs="+", default=[1 << 22], help="values")
+        command.add_argument(
+            "--numel", type=int, nargs="+", help="values (default: 4194304, or those of --input)"
+        )
         command.add_argument("--input", type=Path, help="gradients: .npy, or all arrays of a .npz")
         command.add_argument("--block-size", type=int, default=128)
         command.add_argument("--rounding", default="nearest", help="nearest or stochastic")
@@ -86,6 +88,8 @@ def codecs_of(options: argparse.Namespace) -> list[str]:
     """The codecs asked for. Refuses devices and sizes that cannot be measured."""
     if options.device != "cpu":
         raise UnsupportedError(f"device {options.device!r}: this version has CPU codecs only")
+    if options.numel is None:
+        options.numel = [1 << 22 if options.input is None else _load(options.input).size]
     if min(options.numel) < 1 or options.repeats < 1:
         raise ConfigError("numel and repeats must be 1 or more")
     _floating(options.dtype)
@@ -150,20 +154,12 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
 def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
     """`numel` float32 values: from a file, repeated where it is short, or made to look like
     gradients (normal, in rows of log-normal scale, which is kinder than real ones)."""
-    if path is None:
-        generator = np.random.default_rng(seed)
-        rows = np.exp(generator.standard_normal(numel // 1024 + 1, np.float32))
-        scale = np.repeat(rows, 1024)[:numel] * np.float32(1e-3)
-        return generator.standard_normal(numel, np.float32) * scale
-    try:
-        loaded = np.load(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read gradients from {str(path)!r}: {error}") from error
-    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
-    flat = np.concatenate([a.ravel() for a in arrays if a.dtype.kind == "f"] or [np.empty(0)])
-    if flat.size == 0:
-        raise ConfigError(f"{str(path)!r} holds no floating-point values")
-    return np.resize(flat.astype(np.float32), numel)
+    if path is not None:
+        return np.resize(_load(path), numel)
+    generator = np.random.default_rng(seed)
+    rows = np.exp(generator.standard_normal(numel // 1024 + 1, np.float32))
+    scale = np.repeat(rows, 1024)[:numel] * np.float32(1e-3)
+    return generator.standard_normal(numel, np.float32) * scale
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:
@@ -184,6 +180,19 @@ def emit(row: dict[str, Any], as_json: bool) -> None:
     else:
         shown = (f"{k} {v:.4g}" if isinstance(v, float) else f"{k} {v}" for k, v in row.items())
         print("  ".join(shown), flush=True)
+
+
+def _load(path: Path) -> np.ndarray:
+    """All floating-point values of a .npy or .npz file, as float32."""
+    try:
+        loaded = np.load(path)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read gradients from {str(path)!r}: {error}") from error
+    arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
+    floats = [array.ravel() for array in arrays if array.dtype.kind == "f"]
+    if sum(array.size for array in floats) == 0:
+        raise ConfigError(f"{str(path)!r} holds no floating-point values")
+    return np.concatenate(floats).astype(np.float32)
 
 
 def _floating(name: str) -> _arrays.DType:

@@ -1,0 +1,87 @@
+"""`python -m cccl bench`: one JSON object per line, and errors that say what to do."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import cccl
+from cccl.__main__ import main
+
+CODEC_FIELDS = {
+    "codec", "device", "dtype", "numel", "bits_per_element", "nmse",
+    "encode_gbps", "decode_gbps", "copy_gbps",
+}  # fmt: skip
+COLLECTIVE_FIELDS = {
+    "codec", "world_size", "numel", "baseline_ms", "ms", "speedup", "payload_bytes",
+    "bits_per_element", "relative_error", "bitwise_equal", "plain",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(cccl.codec_names()))
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
+def test_bench_codec_measures_every_codec(name, dtype, capsys):
+    command = ["bench", "codec", "--codec", name, "--device", "cpu", "--dtype", dtype]
+    assert main([*command, "--numel", "40000", "--repeats", "2", "--json"]) == 0
+    row = json.loads(capsys.readouterr().out)
+    assert row.keys() >= CODEC_FIELDS
+    assert row["codec"] == name and row["dtype"] == dtype and row["numel"] == 40000
+    assert row["nmse"] < 0.02
+    assert min(row["encode_gbps"], row["decode_gbps"], row["copy_gbps"]) > 0
+
+
+def test_bench_codec_reads_gradients_from_a_file(tmp_path, capsys):
+    values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
+    np.save(tmp_path / "grads.npy", values)
+    command = ["bench", "codec", "--codec", "block_fp16_to_4bit", "--repeats", "1", "--json"]
+    assert main([*command, "--input", str(tmp_path / "grads.npy")]) == 0
+    row = json.loads(capsys.readouterr().out)
+    decoded = cccl.decode(cccl.codec("block_float4").encode(values))
+    nmse = np.square(decoded - values, dtype=np.float64).sum() / np.square(values).sum()
+    assert row["numel"] == 5000 and row["nmse"] == pytest.approx(nmse, rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        (["--codec", "zip"], "zip"),
+        (["--device", "cuda"], "CPU"),
+        (["--dtype", "int32"], "int32"),
+        (["--numel", "0"], "numel"),
+        (["--input", "missing.npy"], "missing.npy"),
+        (["--block-size", "100"], "block_size"),
+    ],
+)
+def test_bad_arguments_end_in_one_line_and_status_2(arguments, text, capsys):
+    assert main(["bench", "codec", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert text in captured.err and captured.err.count("\n") == 1
+
+
+def test_bench_collective_without_ranks_says_how_to_start_it(monkeypatch, capsys):
+    monkeypatch.delenv("RANK", raising=False)
+    assert main(["bench", "collective"]) == 2
+    assert "torchrun" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
+def test_bench_collective_prints_one_row_per_codec(collective):
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    arguments = ["--codec", "block_float8", "none", "--numel", "30001", "--repeats", "2", "--json"]
+    done = subprocess.run(
+        [*launcher, "--nproc-per-node=2", "-m", "cccl", "bench", "collective",
+         "--collective", collective, *arguments],
+        capture_output=True, text=True, timeout=120,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    compressed, plain = (json.loads(line) for line in done.stdout.splitlines() if "{" in line)
+    assert compressed.keys() >= COLLECTIVE_FIELDS
+    assert compressed["world_size"] == 2
+    assert not compressed["plain"] and plain["plain"]
+    assert compressed["bitwise_equal"] in (True, None)
+    assert 8.1 < compressed["bits_per_element"] < 8.4
+    assert compressed["relative_error"] < 0.02 and plain["relative_error"] < 1e-6
