@@ -61,6 +61,9 @@ PayloadHeader open_payload(Bytes payload) {
     throw CorruptPayloadError("payload header is damaged: its check value does not match");
   if (!is_dtype(header.dtype))
     throw CorruptPayloadError("payload has unknown dtype number " + std::to_string(header.dtype));
+  if (header.count > kMaxPayloadCount)
+    throw CorruptPayloadError("payload header announces an impossible " +
+                              std::to_string(header.count) + " values");
   if (payload.size() - sizeof header < header.body_bytes)
     throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
                               " bytes, its header announces " + std::to_string(sizeof header) +

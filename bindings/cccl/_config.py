@@ -24,7 +24,8 @@ _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Settings of compressed collectives. Unset fields come from `CCCL_<FIELD>`, then from here.
+    """Settings of compressed collectives. `configure` and `Config.load` take what is left out from
+    `CCCL_<FIELD>` in the environment, then from the defaults here.
 
     Raises `ConfigError` that names the key, the value and what is allowed.
     """
@@ -55,7 +56,8 @@ class Config:
     sparse codec: the value is checked and kept, and `cccl.report()` says that it has no effect."""
 
     chunk_size: int | str = "auto"
-    """Bytes of values per pipeline chunk ("2MiB"), or "auto". Never changes a result."""
+    """Bytes of values per pipeline chunk, all ranks' shards together ("2MiB"), or "auto". Never
+    changes a result."""
 
     window: int | str = "auto"
     """Chunks between posting a transfer and waiting for it, or "auto"."""

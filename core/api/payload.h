@@ -13,6 +13,8 @@ namespace cccl {
 inline constexpr std::uint32_t kPayloadMagic = 0x504C4343;  // "CCLP", little-endian
 inline constexpr std::uint8_t kPayloadVersion = 1;
 inline constexpr std::size_t kPayloadAlignment = 64;
+// More than memory can hold, and few enough that no size computed from it overflows.
+inline constexpr std::uint64_t kMaxPayloadCount = std::uint64_t{1} << 48;
 
 enum PayloadFlags : std::uint8_t {
   kHasChecksum = 1,

@@ -33,8 +33,17 @@ std::shared_ptr<const Codec> make_codec(const std::string& name, const Options& 
 }
 
 std::shared_ptr<const Codec> codec_of(const PayloadHeader& header) {
-  for (const auto* entry : registered_codecs())
-    if (entry->info.id == header.codec) return entry->reopen(entry->info, header);
+  for (const auto* entry : registered_codecs()) {
+    if (entry->info.id != header.codec) continue;
+    std::shared_ptr<const Codec> codec = entry->reopen(entry->info, header);
+    const auto expected = codec->max_encoded_bytes(header.count, DType{header.dtype});
+    if (entry->info.fixed_size && sizeof header + header.body_bytes != expected)
+      throw CorruptPayloadError(codec->spec() + " payload of " + std::to_string(header.count) +
+                                " values has " + std::to_string(header.body_bytes) +
+                                " bytes behind its header instead of " +
+                                std::to_string(expected - sizeof header));
+    return codec;
+  }
   throw CorruptPayloadError("payload was made by codec number " + std::to_string(header.codec) +
                             ", which this build does not have");
 }

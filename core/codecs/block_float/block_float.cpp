@@ -70,7 +70,8 @@ class BlockFloat final : public TileCodec {
     params[3] = 0;
   }
 
-  void encode_tile(const Tile& tile, const float* values) const override {
+  bool encode_tile(const Tile& tile, const float* values) const override {
+    bool non_finite = false;
     for_blocks(tile, [&](std::size_t at, std::size_t n, std::byte* codes, std::byte* scale_at) {
       std::uint16_t scale;
       kernels(settings_.bits)
@@ -78,10 +79,12 @@ class BlockFloat final : public TileCodec {
                   {settings_.stochastic, settings_.search, tile.position + at, tile.seed}, codes,
                   &scale);
       std::memcpy(scale_at, &scale, sizeof scale);
+      non_finite |= scale == kNanScale;
     });
     const std::size_t end = tile.first + tile.n;
     if (end == tile.count && end * settings_.bits / 8 < code_bytes(end, settings_.bits))
       zero_padding(tile.body, end);
+    return non_finite;
   }
 
   void decode_tile(const Tile& tile, float* values) const override {
@@ -115,11 +118,17 @@ class BlockFloat final : public TileCodec {
 };
 
 void BlockFloat::error_bound(ConstValues in, std::span<double> bound) const {
-  const double steps = std::ldexp(1.0, settings_.bits);
-  // Half a step; a whole one where rounding is random; the searched scale may clip by a third.
-  const double share = settings_.search       ? 0.45
-                       : settings_.stochastic ? 2.0 / (steps - 2)
-                                              : 1.0 / (steps - 1);
+  const int bits = settings_.bits;
+  const double steps = std::ldexp(1.0, bits);
+  const bool searched = settings_.codebook == kNormal4;
+  // Half a step, or a whole one where rounding is random; the searched scale may cut the extreme
+  // off at 0.625 x 107 / 127 of it. The scale is rounded up by less than 2^-7, fp32 adds 2^-14.
+  const double share = searched               ? 1 - 0.625 * 107 / 127 + 0x1p-7
+                       : settings_.stochastic ? 2 / (steps - 2)
+                                              : 1 / (steps - 1);
+  // Scales have a smallest value, and a largest that keeps the extreme's code finite.
+  const double smallest = settings_.stochastic ? 0x1p-133 : 0x1p-134;
+  const double at_limit = std::ldexp(2 - 0x1p-7, 128 - bits) + 0x1p120;
   const double back = in.dtype == DType::kBFloat16  ? 0x1p-8
                       : in.dtype == DType::kFloat16 ? 0x1p-11
                                                     : 0x1p-23;
@@ -129,7 +138,8 @@ void BlockFloat::error_bound(ConstValues in, std::span<double> bound) const {
     double extreme = 0;
     for (std::size_t i = first; i < first + n; ++i)
       extreme = std::max(extreme, std::abs(value_at(in, i)));
-    const double coded = std::max(extreme * share * (1 + 0x1p-7), 0x1p-133);
+    double coded = extreme * share * (1 + 0x1p-7 + 0x1p-14) + (searched ? 0x1p-129 : smallest);
+    if (extreme > 0x1.8p127) coded = std::max(coded, at_limit);
     for (std::size_t i = first; i < first + n; ++i)
       bound[i] = extreme > std::numeric_limits<float>::max()
                      ? std::numeric_limits<double>::infinity()

@@ -1,4 +1,6 @@
-// cast_fp16, cast_bf16: values rounded once to 16 bits, summed in fp32. FORMAT.md has the bounds.
+// cast_fp16, cast_bf16: values rounded to 16 bits (float64 by way of float32), summed in fp32.
+// FORMAT.md has the bounds.
+#include <bit>
 #include <cmath>
 #include <limits>
 
@@ -29,8 +31,10 @@ class Cast final : public TileCodec {
 
  protected:
   std::size_t body_bytes(std::size_t n, DType) const override { return 2 * n; }
-  void encode_tile(const Tile& tile, const float* values) const override {
+  bool encode_tile(const Tile& tile, const float* values) const override {
     store(to_, values, tile.n, tile.body + 2 * tile.first);
+    const float overflows = to_ == DType::kFloat16 ? 65520.0f : 0x1.FFp127f;
+    return largest_magnitude(values, tile.n) >= std::bit_cast<std::uint32_t>(overflows);
   }
   void decode_tile(const Tile& tile, float* values) const override {
     load(to_, tile.body + 2 * tile.first, tile.n, values);

@@ -37,11 +37,13 @@ class Identity final : public TileCodec {
 
  protected:
   std::size_t body_bytes(std::size_t n, DType dtype) const override { return n * size_of(dtype); }
-  void encode_tile(const Tile& tile, const float* values) const override {
+  bool encode_tile(const Tile& tile, const float* values) const override {
     store(tile.dtype, values, tile.n, at(tile));
+    return has_non_finite(values, tile.n);
   }
-  void encode_tile(const Tile& tile, const double* values) const override {
+  bool encode_tile(const Tile& tile, const double* values) const override {
     store(tile.dtype, values, tile.n, at(tile));
+    return has_non_finite(values, tile.n);
   }
   void decode_tile(const Tile& tile, float* values) const override {
     load(tile.dtype, at(tile), tile.n, values);

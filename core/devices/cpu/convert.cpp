@@ -106,8 +106,12 @@ void saturate(DType dtype, float* values, std::size_t n) {
   }
 }
 
+std::uint32_t largest_magnitude(const float* values, std::size_t n) {
+  return kernels().largest_magnitude(values, n);
+}
+
 bool has_non_finite(const float* values, std::size_t n) {
-  return kernels().largest_magnitude(values, n) >= 0x7F800000u;
+  return largest_magnitude(values, n) >= 0x7F800000u;
 }
 
 bool has_non_finite(const double* values, std::size_t n) {

@@ -28,6 +28,9 @@ void finish_sum(DType dtype, double divisor, double* values, std::size_t n);
 // Finite values beyond what `dtype` holds become its largest: decoding must not invent an Inf.
 void saturate(DType dtype, float* values, std::size_t n);
 
+// The bits of the largest |value|, which order as the values do; NaN and Inf come last.
+std::uint32_t largest_magnitude(const float* values, std::size_t n);
+
 bool has_non_finite(const float* values, std::size_t n);
 bool has_non_finite(const double* values, std::size_t n);
 bool has_non_finite(ConstValues values);

@@ -22,10 +22,10 @@ std::byte* body_of(Bytes payload) {
 
 }  // namespace
 
-void TileCodec::encode_tile(const Tile& tile, const double* values) const {
+bool TileCodec::encode_tile(const Tile& tile, const double* values) const {
   float narrow[kTile];
   for (std::size_t i = 0; i < tile.n; ++i) narrow[i] = static_cast<float>(values[i]);
-  encode_tile(tile, narrow);
+  return encode_tile(tile, narrow);
 }
 
 void TileCodec::decode_tile(const Tile& tile, double* values) const {
@@ -81,10 +81,9 @@ std::size_t TileCodec::encode_as(const EncodeArgs& args) const {
   for (std::size_t first = 0; first < in.count; first += kTile) {
     const std::size_t n = std::min(kTile, in.count - first);
     load(in.dtype, in.part(first, n).data, n, tile);
-    if (has_non_finite(tile, n)) header.flags |= kHasNonFinite;
-    encode_tile({args.out.data() + sizeof header, in.dtype, in.count, first, n,
-                 args.position + first, args.seed},
-                tile);
+    const Tile place{args.out.data() + sizeof header, in.dtype, in.count, first, n,
+                     args.position + first,           args.seed};
+    if (encode_tile(place, tile)) header.flags |= kHasNonFinite;
   }
   seal_payload(args.out, header, args.checksum);
   return sizeof header + header.body_bytes;
@@ -153,10 +152,9 @@ std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second
   }
   auto header = to->header_for(target);
   const auto encode = [&](std::size_t first, std::size_t n, const auto* tile) {
-    if (has_non_finite(tile, n)) header.flags |= kHasNonFinite;
-    to->encode_tile({target.out.data() + sizeof header, dtype, count, first, n,
-                     target.position + first, target.seed},
-                    tile);
+    const Tile place{target.out.data() + sizeof header, dtype,      count, first, n,
+                     target.position + first,           target.seed};
+    if (to->encode_tile(place, tile)) header.flags |= kHasNonFinite;
   };
   is_wide(dtype) ? reduce_as<double>(args, count, dtype, encode)
                  : reduce_as<float>(args, count, dtype, encode);

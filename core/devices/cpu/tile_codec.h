@@ -39,12 +39,13 @@ class TileCodec : public Codec {
   virtual std::size_t body_bytes(std::size_t n, DType dtype) const = 0;
   virtual void write_params(std::uint8_t (&)[4]) const {}
 
-  // True for all of a tile's values at once; tiles begin at multiples of granularity().
-  virtual void encode_tile(const Tile& tile, const float* values) const = 0;
+  // Tiles begin at multiples of granularity(). Encoding tells whether a value decodes to Inf or
+  // NaN.
+  virtual bool encode_tile(const Tile& tile, const float* values) const = 0;
   virtual void decode_tile(const Tile& tile, float* values) const = 0;
 
   // float64, unless the codec keeps more than a float's digits.
-  virtual void encode_tile(const Tile& tile, const double* values) const;
+  virtual bool encode_tile(const Tile& tile, const double* values) const;
   virtual void decode_tile(const Tile& tile, double* values) const;
 
   // The header, after checks that this very codec made it, of values like `out`.
