@@ -19,9 +19,10 @@ _UNUSED = (
 
 def attach(config: Config) -> None:
     """Tells the frontend of a framework that is loaded; of one that is not, a warning at exit."""
-    if "torch" in sys.modules:
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.distributed.is_available():
         importlib.import_module("cccl.torch").attach(config)
-    else:
+    elif torch is None:
         atexit.register(_warn_if_unused)
 
 

@@ -218,7 +218,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
 
 
 def _nearest(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(key, known, n=1)
+    near = difflib.get_close_matches(str(key), known, n=1)
     return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
 
 

@@ -9,6 +9,8 @@ namespace cccl {
 void measure_error(const Codec& codec, Bytes payload, ConstValues in, Queue& queue,
                    double& error_squares, double& squares);
 
+bool has_non_finite(ConstValues values);
+
 // Every value becomes NaN; integers stay as they are.
 void fill_nan(Values out);
 

@@ -161,7 +161,9 @@ class Run {
   void deliver(const Op& op) {
     Stopwatch watch(stats_.reduce);
     const auto args = contributions(op);
-    job_.contribution->reduce(args, job_.out.part(op.values.offset, op.values.count), queue_);
+    const auto out = job_.out.part(op.values.offset, op.values.count);
+    job_.contribution->reduce(args, out, queue_);
+    if (queue_.device().kind == DeviceKind::kCpu) stats_.non_finite |= has_non_finite(out);
     for (std::size_t rank = 0; rank < args.payloads.size(); ++rank)
       note_non_finite(args.payloads[rank], static_cast<int>(rank));
   }

@@ -1,8 +1,22 @@
 """CCCL for PyTorch: a DDP communication hook and collectives on tensors."""
 
+from typing import Any
+
+import torch.distributed as _dist
+
+from ..errors import UnsupportedError as _UnsupportedError
 from ._collectives import all_gather, all_reduce, broadcast, reduce_scatter
-from ._ddp import CompressionState, attach, compress, compression_hook
 from ._work import Work
+
+if _dist.is_available():
+    from ._ddp import CompressionState, attach, compress, compression_hook
+else:
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            raise _UnsupportedError(f"cccl.torch.{name}: this torch has no distributed support")
+        raise AttributeError(name)
+
 
 __all__ = [
     "CompressionState",

@@ -126,8 +126,8 @@ class Call:
         self.collective, self.label = collective, label
         self.input, self.output = input.detach(), output.detach()
         self.config = current_config() if config is None else Config.load(config)
-        self.op = _reduce_op(op)
         self.group = resolve(group)
+        self.op = _reduce_op(op)
         if self.group is None:
             return
         self.size = self.group.size()

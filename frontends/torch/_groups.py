@@ -12,13 +12,14 @@ import torch.distributed as dist
 from .. import _core
 from .._config import Config
 from ..errors import UnsupportedError
-from ._gloo import GlooTransport
 
 
 class GroupCommunicator:
     """The core's communicator of a process group, and how often it had to be made anew."""
 
     def __init__(self, group: dist.ProcessGroup, generation: int, config: Config):
+        from ._gloo import GlooTransport  # needs a torch that is built with distributed support
+
         self.generation = generation
         self._agreed: set[tuple[str, ...]] = set()
         self.deadline = config.deadline or _timeout_of(group)

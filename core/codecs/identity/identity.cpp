@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "api/measure.h"
 #include "devices/cpu/convert.h"
 #include "devices/cpu/tile_codec.h"
 

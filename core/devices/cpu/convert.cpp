@@ -1,6 +1,5 @@
 #include "devices/cpu/convert.h"
 
-#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -117,20 +116,6 @@ bool has_non_finite(const float* values, std::size_t n) {
 bool has_non_finite(const double* values, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i)
     if (!std::isfinite(values[i])) return true;
-  return false;
-}
-
-bool has_non_finite(ConstValues values) {
-  if (!is_floating(values.dtype)) return false;
-  for (std::size_t first = 0; first < values.count; first += 1024) {
-    const auto part = values.part(first, std::min<std::size_t>(1024, values.count - first));
-    double wide[1024];
-    float tile[1024];
-    const bool is_wide = values.dtype == DType::kFloat64;
-    is_wide ? load(part.dtype, part.data, part.count, wide)
-            : load(part.dtype, part.data, part.count, tile);
-    if (is_wide ? has_non_finite(wide, part.count) : has_non_finite(tile, part.count)) return true;
-  }
   return false;
 }
 

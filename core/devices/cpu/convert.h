@@ -33,7 +33,6 @@ std::uint32_t largest_magnitude(const float* values, std::size_t n);
 
 bool has_non_finite(const float* values, std::size_t n);
 bool has_non_finite(const double* values, std::size_t n);
-bool has_non_finite(ConstValues values);
 
 double value_at(ConstValues values, std::size_t i);
 

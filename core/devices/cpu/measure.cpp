@@ -29,6 +29,20 @@ void measure_error(const Codec& codec, Bytes payload, ConstValues in, Queue& que
   }
 }
 
+bool has_non_finite(ConstValues values) {
+  if (!is_floating(values.dtype)) return false;
+  for (std::size_t first = 0; first < values.count; first += 1024) {
+    const auto part = values.part(first, std::min<std::size_t>(1024, values.count - first));
+    double wide[1024];
+    float tile[1024];
+    const bool is_wide = values.dtype == DType::kFloat64;
+    is_wide ? load(part.dtype, part.data, part.count, wide)
+            : load(part.dtype, part.data, part.count, tile);
+    if (is_wide ? has_non_finite(wide, part.count) : has_non_finite(tile, part.count)) return true;
+  }
+  return false;
+}
+
 void fill_nan(Values out) {
   if (!is_floating(out.dtype)) return;
   const float nan = std::numeric_limits<float>::quiet_NaN();
