@@ -52,23 +52,21 @@ std::uint64_t Signature::digest() const {
 }
 
 std::uint32_t tag_of(std::uint64_t sequence, std::uint64_t digest) {
-  return static_cast<std::uint32_t>(mix(digest + 0x9E3779B97F4A7C15u * (sequence + 1)) >> 34);
+  return static_cast<std::uint32_t>(mix(digest + 0x9E3779B97F4A7C15u * (sequence + 1)) >> 33);
 }
 
 void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, Queue& queue,
-           Seconds deadline) {
+           Seconds deadline, std::vector<Signature>& all) {
   const int me = transport.rank(), size = transport.size();
-  std::vector<Signature> all(static_cast<std::size_t>(size));
-  all[me] = mine;
-  Signature outgoing = mine;
+  all.assign(static_cast<std::size_t>(size), mine);
   std::vector<Transfer> transfers;
-  const auto tag = 2 * tag_of(sequence, 0);
+  const auto tag = tag_of(sequence, 0);
   for (int d = 1; d < size; ++d) {
     const int from = (me + size - d) % size, to = (me + d) % size;
     transfers.push_back({Direction::kReceive, reinterpret_cast<std::byte*>(&all[from]),
                          sizeof(Signature), from, tag});
     transfers.push_back(
-        {Direction::kSend, reinterpret_cast<std::byte*>(&outgoing), sizeof(Signature), to, tag});
+        {Direction::kSend, reinterpret_cast<std::byte*>(&all[me]), sizeof(Signature), to, tag});
   }
   transport.post(transfers, queue);
   for (const auto& transfer : transfers) transport.wait({&transfer.request, 1}, queue, deadline);

@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "api/transport.h"
 
@@ -22,12 +23,13 @@ struct Signature {
   std::uint64_t digest() const;
 };
 
-// A 30-bit tag of one collective: ranks that disagree never match each other's messages.
+// A 31-bit tag of one collective: ranks that disagree never match each other's messages.
 std::uint32_t tag_of(std::uint64_t sequence, std::uint64_t digest);
 
 // Exchanges signatures with all ranks. Throws MismatchError that names the field, the ranks and
-// their values, the same on every rank.
+// their values, the same on every rank. `memory` must live as long as the transport: after a failed
+// wait, late peers may still read and write it.
 void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, Queue& queue,
-           Seconds deadline);
+           Seconds deadline, std::vector<Signature>& memory);
 
 }  // namespace cccl

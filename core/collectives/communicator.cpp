@@ -263,7 +263,7 @@ std::exception_ptr Communicator::run(const CollectiveCall& call,
 void Communicator::agree_once(const Signature& signature, std::uint64_t sequence) {
   const auto digest = signature.digest();
   if (agreed_.contains(digest)) return;
-  cccl::agree(signature, sequence, *transport_, *queue_, deadline_);
+  cccl::agree(signature, sequence, *transport_, *queue_, deadline_, signatures_);
   agreed_.insert(digest);
 }
 
@@ -281,7 +281,9 @@ RunStats Communicator::perform(const CollectiveCall& call, std::string& algorith
   if (size() == 1) {
     if (call.in.bytes() && call.out.data != call.in.data)
       std::memcpy(call.out.data, call.in.data, call.in.bytes());
-    return {};
+    RunStats stats;
+    stats.non_finite = call.raise_non_finite && has_non_finite(call.in);
+    return stats;
   }
 
   const auto signature = signature_of(call, args);
@@ -293,7 +295,7 @@ RunStats Communicator::perform(const CollectiveCall& call, std::string& algorith
   job.result = call.result.get();
   job.divisor = call.average && reduces(call.collective) ? size() : 1;
   job.contribution_seed = seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(rank()));
-  job.result_seed = seed_of(call.seed, sequence, 0);
+  job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
   job.checksum = call.checksum;
   job.tag = tag_of(sequence, signature.digest());
   job.deadline = deadline_;

@@ -108,6 +108,7 @@ class Communicator {
   Seconds deadline_;
   std::unique_ptr<Queue> queue_;
   Pool pool_;
+  std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown
   std::uint64_t sequence_ = 0;
 

@@ -96,9 +96,7 @@ class Run {
 
   void queue_transfer(Direction direction, const Op& op) {
     const auto bytes = payload(op);
-    // A tag per leg: receives of the two are posted in another order than their sends.
-    const std::uint32_t tag = 2 * job_.tag + (op.buffer == Buffer::kResult ? 1 : 0);
-    posted_.push_back({direction, bytes.data(), bytes.size(), op.peer, tag});
+    posted_.push_back({direction, bytes.data(), bytes.size(), op.peer, job_.tag});
     owners_.push_back(&requests(op));
     (direction == Direction::kSend ? stats_.bytes_sent : stats_.bytes_received) += bytes.size();
     ++stats_.messages;

@@ -37,7 +37,7 @@ struct PipelineJob {
   double divisor = 1;
   std::uint64_t contribution_seed = 0, result_seed = 0;
   bool checksum = true;
-  std::uint32_t tag = 0;  // 30 bits; each leg derives its own
+  std::uint32_t tag = 0;
   Seconds deadline{0};
 };
 

@@ -48,6 +48,9 @@ Plan::Plan(PlanArgs args) : args_(std::move(args)) {
     throw ConfigError("chunk of " + std::to_string(args_.chunk) +
                       " values is no multiple of the codecs' block of " +
                       std::to_string(args_.granularity));
+  if (args_.algorithm == Algorithm::kOneShot && args_.collective != Collective::kAllReduce)
+    throw ConfigError(std::string("one_shot is an algorithm of all_reduce, not of ") +
+                      name_of(args_.collective));
   if (args_.window == 0) throw ConfigError("window = 0; allowed: 1 or more");
   std::size_t start = 0;
   for (const auto count : args_.counts) {
@@ -79,7 +82,8 @@ Segment Plan::shard(std::size_t chunk, int owner) const {
   if (args_.collective == Collective::kAllReduce)
     return split(whole, args_.granularity, args_.size, owner);
   // Broadcast: all but the root own a shard, so the root sends each value once.
-  if (args_.size == 1 || owner == args_.root) return {whole.offset, 0};
+  if (args_.size == 1) return whole;
+  if (owner == args_.root) return {whole.offset, 0};
   return split(whole, args_.granularity, args_.size - 1, owner - (owner > args_.root));
 }
 
@@ -89,14 +93,14 @@ std::vector<Op> Plan::step(std::size_t step) const {
   const auto within = [&](std::size_t lag, auto&& run) {
     if (step >= lag && step - lag < chunks_) run(step - lag);
   };
-  // A receive goes out `ahead` steps early; those of the first chunks all at the start.
-  const auto early = [&](std::size_t lag, auto&& run) {
-    if (step == lag)
-      for (std::size_t chunk = 0; chunk < std::min(ahead, chunks_); ++chunk) run(chunk);
-    if (step >= lag && step - lag + ahead < chunks_) run(step - lag + ahead);
+  // A receive goes out `ahead` steps before its send, those of the first steps all at the start, in
+  // the order in which the peer sends: transfers of a pair match even where there are no tags.
+  const auto receive = [&](std::size_t sent) {
+    if (sent < chunks_) receive_contributions(sent, ops);
+    if (sent >= window && sent - window < chunks_) receive_results(sent - window, ops);
   };
-  early(0, [&](std::size_t chunk) { receive_contributions(chunk, ops); });
-  early(window, [&](std::size_t chunk) { receive_results(chunk, ops); });
+  for (std::size_t sent = 0; step == 0 && sent < ahead; ++sent) receive(sent);
+  receive(step + ahead);
   within(0, [&](std::size_t chunk) { contribute(chunk, ops); });
   within(window, [&](std::size_t chunk) { reduce(chunk, ops); });
   within(2 * window, [&](std::size_t chunk) { collect(chunk, ops); });
@@ -123,6 +127,7 @@ void Plan::receive_contributions(std::size_t chunk, std::vector<Op>& ops) const 
   const auto mine = shard(chunk, args_.rank);
   if (mine.count == 0 || args_.collective == Collective::kAllGather) return;
   if (args_.collective == Collective::kBroadcast) {
+    if (args_.rank == args_.root) return;
     write.await(Buffer::kResult, args_.rank);
     write.add(OpKind::kReceive, Buffer::kResult, args_.rank, mine, args_.root);
     return;
@@ -143,7 +148,7 @@ void Plan::contribute(std::size_t chunk, std::vector<Op>& ops) const {
       if (values.count == 0) continue;
       write.await(Buffer::kResult, owner);
       write.add(OpKind::kPublish, Buffer::kResult, owner, values);
-      write.add(OpKind::kSend, Buffer::kResult, owner, values, owner);
+      if (owner != me) write.add(OpKind::kSend, Buffer::kResult, owner, values, owner);
     }
     return;
   }

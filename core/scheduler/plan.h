@@ -2,7 +2,8 @@
 //
 // A tensor is cut into chunks, a chunk into one shard per owner. Contributions travel to a shard's
 // owner, results from the owner to everyone. The operations of different chunks are interleaved so
-// that while one chunk is encoded others are on the wire; run in order, they never deadlock.
+// that while one chunk is encoded others are on the wire; run in order, they never deadlock, and
+// the receives of a pair of ranks come in the order of its sends.
 #pragma once
 
 #include <cstddef>

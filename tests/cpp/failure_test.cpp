@@ -117,9 +117,7 @@ struct Difference {
 
 void shorten(CollectiveCall& call) { --call.in.count, --call.out.count; }
 
-void become_half(CollectiveCall& call) {
-  call.in.dtype = call.out.dtype = DType::kFloat16;
-}
+void become_half(CollectiveCall& call) { call.in.dtype = call.out.dtype = DType::kFloat16; }
 
 class Mismatch : public ::testing::TestWithParam<Difference> {};
 
@@ -159,8 +157,7 @@ INSTANTIATE_TEST_SUITE_P(
                    [](CollectiveCall& call) { call.tuning.algorithm = Algorithm::kOneShot; }},
         Difference{"Collective",
                    [](CollectiveCall& call) { call.collective = Collective::kBroadcast; }},
-        Difference{"Codec",
-                   [](CollectiveCall& call) { call.result = make_codec("block_float4"); }},
+        Difference{"Codec", [](CollectiveCall& call) { call.result = make_codec("block_float4"); }},
         Difference{"CodecOption",
                    [](CollectiveCall& call) {
                      call.result = make_codec("block_float8", {{"block_size", std::int64_t{64}}});
@@ -226,8 +223,7 @@ TEST(AbortedGroup, FailsWhatIsPendingAndRefusesWhatComes) {
   Group group(3);
   auto round = group.round(setup_of("block_float8"), DType::kFloat32, 5000);
   std::vector<std::shared_ptr<Work>> works;
-  for (const int rank : {0, 1, 0, 1})
-    works.push_back(group.rank(rank).submit(round.call(rank)));
+  for (const int rank : {0, 1, 0, 1}) works.push_back(group.rank(rank).submit(round.call(rank)));
   std::this_thread::sleep_for(20ms);
   group.rank(2).abort("told to");
   for (const auto& work : works) {
@@ -251,9 +247,9 @@ TEST(Abort, FromAnotherThreadAtAnyMomentEndsEveryRankInTime) {
     try {
       errors = group.attempt(round);
     } catch (const ClosedError&) {  // aborted before all ranks had submitted
-      for (int rank = 0; rank < 3; ++rank) group.close(rank);
     }
     aborter.join();
+    for (int rank = 0; rank < 3; ++rank) group.close(rank);  // before `round` goes
     for (std::size_t rank = 0; rank < errors.size(); ++rank)
       EXPECT_TRUE(errors[rank] ? is<TransportError>(errors[rank]) && all_nan(round.out[rank])
                                : !all_nan(round.out[rank]));

@@ -60,9 +60,9 @@ class HostilePayload : public ::testing::TestWithParam<std::shared_ptr<const Cod
   }
 
   void spoil(PayloadHeader& header) {
-    const std::uint64_t counts[] = {0,           1,           header.count + 1, header.count * 2,
-                                    1u << 16,    1ull << 32,  1ull << 61,       1ull << 62,
-                                    1ull << 63,  ~0ull,       random_(),        below(70000)};
+    const std::uint64_t counts[] = {0,          1,          header.count + 1, header.count * 2,
+                                    1u << 16,   1ull << 32, 1ull << 61,       1ull << 62,
+                                    1ull << 63, ~0ull,      random_(),        below(70000)};
     switch (below(8)) {
       case 0: header.codec = static_cast<std::uint8_t>(below(12)); break;
       case 1: header.dtype = random_dtype(); break;

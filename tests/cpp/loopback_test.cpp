@@ -62,8 +62,7 @@ std::string describe(const Setup& setup, DType dtype, std::size_t count) {
          name_of(dtype) + (setup.average ? ", avg" : ", sum");
 }
 
-class EveryCodec
-    : public ::testing::TestWithParam<std::tuple<std::shared_ptr<const Codec>, int>> {
+class EveryCodec : public ::testing::TestWithParam<std::tuple<std::shared_ptr<const Codec>, int>> {
  protected:
   std::shared_ptr<const Codec> codec_ = std::get<0>(GetParam());
   int world_ = std::get<1>(GetParam());
@@ -111,7 +110,8 @@ TEST_P(EveryCodec, MakesTheSameBytesWithEveryChunkSizeWindowAndAlgorithm) {
       setup.tuning = tuning;
       auto round = group.round(setup, DType::kFloat32, kCount);
       ASSERT_NO_THROW(group.run(round));
-      if (!first) first = std::move(round);
+      if (!first)
+        first = std::move(round);
       else
         for (int rank = 0; rank < world_; ++rank)
           ASSERT_TRUE(round.out[rank].same_bits(first->out[rank]))
@@ -157,8 +157,7 @@ TEST_P(EveryCodec, WorksInPlace) {
     calls.back().out = inside.in[rank].view();
   }
   for (const auto& error : group.attempt(calls)) ASSERT_FALSE(error);
-  for (int rank = 0; rank < world_; ++rank)
-    EXPECT_TRUE(inside.in[rank].same_bits(apart.out[rank]));
+  for (int rank = 0; rank < world_; ++rank) EXPECT_TRUE(inside.in[rank].same_bits(apart.out[rank]));
 }
 
 INSTANTIATE_TEST_SUITE_P(Of, EveryCodec,
@@ -255,7 +254,7 @@ TEST(Communicator, MayBeWatchedFromOtherThreads) {
   std::atomic<bool> stop{false};
   std::thread watcher([&] {
     while (!stop) {
-      EXPECT_LT(group.rank(0).pool_bytes(), 100'000'000);
+      EXPECT_LT(Pool::process_bytes(), 100'000'000);
       process_stats().rows();
     }
   });

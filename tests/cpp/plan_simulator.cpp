@@ -5,7 +5,7 @@
 #include <numeric>
 #include <optional>
 #include <string>
-#include <utility>
+#include <tuple>
 
 namespace cccl::testing {
 namespace {
@@ -42,15 +42,14 @@ struct Channel {
   std::deque<Posted> sends, receives;
 };
 
-using Channels = std::map<std::pair<int, int>, Channel>;
+using Channels = std::map<std::pair<int, int>, Channel>;  // from, to
 
 class Rank {
  public:
   Rank(const PlanArgs& args, Channels& channels)
       : plan_(args), args_(plan_.args()), channels_(channels) {
     starts_.resize(args_.counts.size());
-    std::exclusive_scan(args_.counts.begin(), args_.counts.end(), starts_.begin(),
-                        std::size_t{0});
+    std::exclusive_scan(args_.counts.begin(), args_.counts.end(), starts_.begin(), std::size_t{0});
     total_ = std::accumulate(args_.counts.begin(), args_.counts.end(), std::size_t{0});
     writes_.resize(total_);
     slots_.resize(plan_.depth() * args_.size * 3);
@@ -88,7 +87,8 @@ class Rank {
         throw PlanError(where() + "value " + std::to_string(i) + " written " +
                         std::to_string(writes_[i]) + " times");
     for (const auto& slot : slots_)
-      if (slot.unmatched) throw PlanError(where() + "a transfer without its other end");
+      if (slot.unmatched)
+        throw PlanError(where() + "a transfer without its other end");
       else if (!slot.consumed && !slot.sending)
         throw PlanError(where() + "a payload that nobody used");
   }
@@ -129,15 +129,12 @@ class Rank {
       case OpKind::kReceive: return receive(op);
       case OpKind::kSend: return send(op);
       case OpKind::kAwait: return finish_transfers(op);
-      case OpKind::kEncode:
-        return write(op, {Kind::kContribution, args_.rank, read_input(op)});
+      case OpKind::kEncode: return write(op, {Kind::kContribution, args_.rank, read_input(op)});
       case OpKind::kPublish: return write(op, {Kind::kResult, -1, read_input(op)});
       case OpKind::kReduce:
         read_contributions(op, op.values);
         return write(op, {Kind::kResult, -1, op.values});
-      case OpKind::kDeliver:
-        read_contributions(op, global(op));
-        return write_output(global(op));
+      case OpKind::kDeliver: read_contributions(op, global(op)); return write_output(global(op));
       case OpKind::kDecode:
         read(slot(op), {Kind::kResult, -1, op.values});
         return write_output(op.values);

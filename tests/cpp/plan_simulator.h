@@ -19,8 +19,9 @@ struct Traffic {
 };
 
 // Transfers are rendezvous: one is done once both ends are posted, awaits block, posts do not.
-// Throws PlanError, naming rank and operation, if a plan deadlocks, a send meets a receive of
-// something else, a buffer is read or overwritten too early, or a value is not written once.
+// Those of a pair meet in posting order, as with a transport that has no tags. Throws PlanError,
+// naming rank and operation, if a plan deadlocks, a send meets a receive of something else, a
+// buffer is read or overwritten too early, or a value is not written once.
 Traffic simulate(PlanArgs args);
 
 }  // namespace cccl::testing

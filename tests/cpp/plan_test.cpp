@@ -32,8 +32,7 @@ std::string describe(const PlanArgs& args) {
 }
 
 std::vector<Counts> counts_for(Collective collective, int size) {
-  if (!is_gathered(collective))
-    return {{0}, {1}, {2}, {7}, {31}, {64}, {97}, {128}, {211}};
+  if (!is_gathered(collective)) return {{0}, {1}, {2}, {7}, {31}, {64}, {97}, {128}, {211}};
   std::vector<Counts> all;
   const auto fill = [&](auto&& count_of) {
     Counts counts;
@@ -100,12 +99,11 @@ TEST_P(EveryPlan, MovesEveryValueOnceWithoutDeadlockOrEarlyReuse) {
 INSTANTIATE_TEST_SUITE_P(
     Of, EveryPlan,
     ::testing::Combine(
-        ::testing::Values(
-            Family{"AllReduceTwoShot", Collective::kAllReduce, Algorithm::kTwoShot},
-            Family{"AllReduceOneShot", Collective::kAllReduce, Algorithm::kOneShot},
-            Family{"ReduceScatter", Collective::kReduceScatter, Algorithm::kTwoShot},
-            Family{"AllGather", Collective::kAllGather, Algorithm::kTwoShot},
-            Family{"Broadcast", Collective::kBroadcast, Algorithm::kTwoShot}),
+        ::testing::Values(Family{"AllReduceTwoShot", Collective::kAllReduce, Algorithm::kTwoShot},
+                          Family{"AllReduceOneShot", Collective::kAllReduce, Algorithm::kOneShot},
+                          Family{"ReduceScatter", Collective::kReduceScatter, Algorithm::kTwoShot},
+                          Family{"AllGather", Collective::kAllGather, Algorithm::kTwoShot},
+                          Family{"Broadcast", Collective::kBroadcast, Algorithm::kTwoShot}),
         ::testing::Values(0, 1, 2, 4)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "ReceivingAhead" +
@@ -182,8 +180,8 @@ TEST(ReduceScatterAndAllGatherTraffic, IsOnePayloadPerPeer) {
     args.counts = counts;
     const auto sent = simulate(args).sent;
     for (std::size_t rank = 0; rank < counts.size(); ++rank)
-      EXPECT_EQ(sent[rank], collective == Collective::kAllGather ? 3 * counts[rank]
-                                                                 : 82 - counts[rank]);
+      EXPECT_EQ(sent[rank],
+                collective == Collective::kAllGather ? 3 * counts[rank] : 82 - counts[rank]);
   }
 }
 

@@ -42,6 +42,7 @@ std::uint64_t next_random(std::uint64_t& state) {  // splitmix64 (S. Vigna, publ
 }  // namespace
 
 Array::Array(DType dtype, const std::vector<double>& values) : Array(dtype, values.size()) {
+  if (values.empty()) return;
   const std::vector<float> narrow(values.begin(), values.end());
   dtype == DType::kFloat64 ? store(dtype, values.data(), count_, view().data)
                            : store(dtype, narrow.data(), count_, view().data);
@@ -50,6 +51,7 @@ Array::Array(DType dtype, const std::vector<double>& values) : Array(dtype, valu
 std::vector<double> Array::values() const {
   std::vector<double> wide(count_);
   std::vector<float> narrow(count_);
+  if (count_ == 0) return {};
   if (dtype_ == DType::kFloat64) return load(dtype_, view().data, count_, wide.data()), wide;
   load(dtype_, view().data, count_, narrow.data());
   return {narrow.begin(), narrow.end()};
@@ -71,7 +73,8 @@ Array random_array(DType dtype, std::size_t count, std::uint64_t seed) {
   for (std::size_t i = 0; i < count; ++i) {
     const auto bits = next_random(state);
     if (i % 48 == 0) scale = std::ldexp(1.0, static_cast<int>(bits >> 60) - 10);
-    const double sum = static_cast<double>(bits & 0xFFFF) + static_cast<double>(bits >> 16 & 0xFFFF);
+    const double sum =
+        static_cast<double>(bits & 0xFFFF) + static_cast<double>(bits >> 16 & 0xFFFF);
     values[i] = bits >> 32 & 7 ? scale * (sum / 0x1p16 - 1) : 0.0;
   }
   return {dtype, values};
@@ -142,8 +145,7 @@ Group::Round Group::round(const Setup& setup, DType dtype, std::size_t count,
     round.in.push_back(
         random_array(dtype, gathers ? round.counts[rank] : count, seed * 1000 + rank));
     // What no input makes, so that an unwritten output is seen.
-    round.out.emplace_back(dtype,
-                           std::vector(scatters ? round.counts[rank] : count, 12345.0));
+    round.out.emplace_back(dtype, std::vector(scatters ? round.counts[rank] : count, 12345.0));
   }
   return round;
 }

@@ -20,7 +20,7 @@ ARTICLE = {
 @pytest.fixture(autouse=True)
 def _restore_configuration():
     yield
-    cccl.configure({"attach_ddp": False})
+    cccl.configure(cccl.Config(attach_ddp=False))
 
 
 def test_the_articles_configuration_is_accepted():
@@ -88,7 +88,7 @@ def test_an_impossible_value_is_refused_by_key_value_and_what_is_allowed(key, va
     with pytest.raises(cccl.ConfigError, match=key) as caught:
         cccl.configure({key: value})
     assert "allowed" in str(caught.value)
-    assert repr(value) in str(caught.value)
+    assert repr(value).strip("[]") in str(caught.value)
     assert cccl.current_config() is before
 
 
@@ -130,7 +130,9 @@ def test_a_source_of_another_type_is_refused(source):
 @pytest.mark.parametrize("section", ["", "[cccl]\n"])
 def test_a_toml_file_sets_the_same(tmp_path, section):
     path = tmp_path / "cccl.toml"
-    path.write_text(section + 'compression_type = "block_float4"\ncollective_filter = ["broadcast"]')
+    path.write_text(
+        section + 'compression_type = "block_float4"\ncollective_filter = ["broadcast"]'
+    )
     for source in (path, str(path)):
         config = cccl.configure(source)
         assert config.compression_type == "block_float4"

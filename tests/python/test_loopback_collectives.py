@@ -219,7 +219,14 @@ def test_arrays_may_begin_anywhere(offset):
     with Ranks(2) as ranks:
         works = [
             ranks.communicators[r].submit(
-                "all_reduce", moved[r].ctypes.data, 1000, moved[r].ctypes.data, 1000, 1, codec, codec
+                "all_reduce",
+                moved[r].ctypes.data,
+                1000,
+                moved[r].ctypes.data,
+                1000,
+                1,
+                codec,
+                codec,
             )
             for r in range(2)
         ]

@@ -63,6 +63,8 @@ PayloadHeader TileCodec::open(Bytes payload, std::size_t count, DType dtype) con
   else if (header.dtype != static_cast<std::uint8_t>(dtype))
     wrong =
         std::string("it holds ") + name_of(DType{header.dtype}) + ", expected " + name_of(dtype);
+  else if (!supports(dtype))
+    wrong = std::string("it holds ") + name_of(dtype) + ", which this codec never encodes";
   else if (header.count != count)
     wrong =
         "it holds " + std::to_string(header.count) + " values, expected " + std::to_string(count);
@@ -144,7 +146,8 @@ std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second
   FloatEnvironment environment;
   const auto* to = dynamic_cast<const TileCodec*>(&second);
   if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");
-  const auto [_, count, dtype] = target.in;
+  const std::size_t count = target.in.count;
+  const DType dtype = target.in.dtype;
   for (std::size_t rank = 0; rank < args.payloads.size(); ++rank) {
     const auto header = open(args.payloads[rank], count, dtype);
     if (!target.origin && (header.flags & kHasNonFinite))
