@@ -22,8 +22,8 @@ class Size(NamedTuple):
 
 SIZES = {
     "tiny": Size(layers=2, width=64, heads=2, context=64, batch=4),
-    "small": Size(layers=4, width=256, heads=4, context=128, batch=3),
-    "medium": Size(layers=6, width=384, heads=6, context=128, batch=4),
+    "small": Size(layers=2, width=384, heads=6, context=64, batch=6),
+    "medium": Size(layers=4, width=512, heads=8, context=128, batch=4),
     "large": Size(layers=12, width=768, heads=12, context=256, batch=4),
 }
 

@@ -28,17 +28,17 @@ import cccl
 PLAIN = "plain"
 CODECS = ["block_float8", "block_float4"]
 PREDICTED_RATES = [1e9, 10e9]
-PIPE_WIDTH = 140  # columns, where there is no terminal to ask
+PIPE_WIDTH = 120  # columns, where there is no terminal to ask
 PIPE_LINES = 5  # of progress per run
 
-console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH)
+console = Console(width=None if sys.stdout.isatty() else PIPE_WIDTH, highlight=False, markup=False)
 
 
 def main() -> int:
     """Returns the exit status."""
     args = parse_arguments()
     args.output.mkdir(parents=True, exist_ok=True)
-    names = [PLAIN, *args.codecs]
+    names = list(dict.fromkeys([PLAIN, *args.codecs]))
     try:
         runs = [train(args, name, args.steps, "--validate") for name in names]
         problem = "--no-lab" if args.no_lab else launch.lab_problem(args.ranks, args.rate)
@@ -111,29 +111,31 @@ def tell(
     """Prints the tables; writes picture and numbers."""
     rate = parse_rate(args.rate)
     rates = sorted({rate, *PREDICTED_RATES}) if lab else PREDICTED_RATES
-    compute = runs[0]["compute_seconds"]
     console.print()
     console.print(report.loss_table(runs))
     console.print(
         "Sent: payloads of the gradients, per rank (plain: what a ring sends). Loopback is no slow "
-        "link: the step there shows\nwhat encoding costs, not what it gains.\n"
+        "link: the step there shows "
+        "what encoding costs, not what it gains.\n"
     )
     if problem:
         console.print(
             f"Not repeated behind a limited link ({problem}): run this as root with iproute2 "
-            "installed and without --no-lab.",
-            markup=False,
+            "installed and without --no-lab.\n"
         )
     console.print(report.link_table(runs, lab, rates))
     console.print(
-        f"Median step (speed-up). {report.FORMULA};\ncomputation: {1e3 * compute:.0f} ms."
+        f"Median step (speed-up). {report.FORMULA}; "
+        f"computation: {1e3 * report.compute_seconds(runs):.0f} ms."
     )
+    if lab:
+        console.print(
+            "On the wire: per rank, all that the lab counted in the whole run, headers and DDP's "
+            "first broadcast of the weights included."
+        )
     picture, numbers = args.output / "loss.png", args.output / "results.json"
     report.draw(runs, lab, rate, picture)
-    predictions = {
-        run["run"]: {f"{r:.0f}": report.predicted_seconds(run, compute, r) for r in rates}
-        for run in runs
-    }
+    predictions = {f"{r:.0f}": report.predicted_seconds(runs, r) for r in rates}
     settings = {key: str(v) if isinstance(v, Path) else v for key, v in vars(args).items()}
     found = {
         "settings": settings,
@@ -141,10 +143,10 @@ def tell(
         "lab": lab,
         "no_lab_because": problem,
         "formula": report.FORMULA,
-        "predicted_step_seconds_by_bits_per_second": predictions,
+        "predicted_step_seconds_by_rate": predictions,
     }
     numbers.write_text(json.dumps(found, indent=1))
-    console.print(f"\nPicture: {picture}\nNumbers: {numbers}", markup=False, soft_wrap=True)
+    console.print(f"\nPicture: {picture}\nNumbers: {numbers}", soft_wrap=True)
 
 
 def parse_rate(text: str) -> float:

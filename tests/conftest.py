@@ -18,7 +18,7 @@ hypothesis.settings.register_profile(
     suppress_health_check=[hypothesis.HealthCheck.too_slow, hypothesis.HealthCheck.data_too_large],
 )
 hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_profile("cccl"),
-                                     max_examples=1000)  # fmt: skip
+                                     max_examples=200)  # fmt: skip
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cccl"))
 
 

@@ -89,35 +89,6 @@ void check_sizes(const CollectiveCall& call, int rank) {
 
 }  // namespace
 
-bool Work::wait(std::optional<Seconds> timeout) {
-  std::unique_lock lock(mutex_);
-  const auto done = [&] { return done_; };
-  if (timeout) {
-    if (!changed_.wait_for(lock, *timeout, done)) return false;
-  } else {
-    changed_.wait(lock, done);
-  }
-  if (error_) std::rethrow_exception(error_);
-  return true;
-}
-
-bool Work::done() const {
-  const std::lock_guard lock(mutex_);
-  return done_;
-}
-
-std::exception_ptr Work::error() const {
-  const std::lock_guard lock(mutex_);
-  return error_;
-}
-
-void Work::finish(std::exception_ptr error) {
-  const std::lock_guard lock(mutex_);
-  done_ = true;
-  error_ = std::move(error);
-  changed_.notify_all();
-}
-
 Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline)
     : transport_(std::move(transport)),
       deadline_(deadline),
@@ -126,29 +97,6 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadlin
   if (!(deadline.count() > 0))
     throw ConfigError("deadline = " + std::to_string(deadline.count()) +
                       " s; allowed: more than 0");
-  thread_ = std::thread([this] { serve(); });
-}
-
-Communicator::~Communicator() { close(); }
-
-bool Communicator::busy() const {
-  const std::lock_guard lock(mutex_);
-  return running_ || !jobs_.empty();
-}
-
-std::string Communicator::closed() const {
-  const std::lock_guard lock(mutex_);
-  return closed_;
-}
-
-void Communicator::close() {
-  refuse_later_calls("it was closed");
-  {
-    const std::lock_guard lock(mutex_);
-    stopping_ = true;
-    wake_.notify_all();
-  }
-  if (thread_.joinable()) thread_.join();
 }
 
 std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
@@ -156,8 +104,9 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   check(call, size());
   check_sizes(call, rank());
   const auto submitted = std::chrono::steady_clock::now();
+  auto discard = [out = call.out] { fill_nan(out); };
   auto run_call = [this, call = std::move(call), submitted] { return run(call, submitted); };
-  return enqueue({std::move(run_call), std::make_shared<Work>(), std::move(on_done)});
+  return thread_.submit({std::move(run_call), std::move(discard), std::move(on_done)});
 }
 
 std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::string>& fields) {
@@ -166,57 +115,21 @@ std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::strin
   auto compare = [this, signature] {
     return guard("agreement", [&] { agree_once(signature, sequence_++); });
   };
-  return enqueue({std::move(compare), std::make_shared<Work>(), {}});
-}
-
-std::shared_ptr<Work> Communicator::enqueue(Job job) {
-  const std::lock_guard lock(mutex_);
-  if (!closed_.empty())
-    throw ClosedError("this communicator takes no more work: " + closed_ +
-                      ". Make a new one, on all ranks.");
-  auto work = job.work;
-  jobs_.push_back(std::move(job));
-  wake_.notify_all();
-  return work;
+  return thread_.submit({std::move(compare), [] {}});
 }
 
 void Communicator::abort(const std::string& reason) {
-  refuse_later_calls(reason);
-  {
-    const std::lock_guard lock(mutex_);
-    failed_ = true;
-  }
+  thread_.refuse(reason);
+  failed_ = true;
   transport_->abort(reason);
-}
-
-void Communicator::refuse_later_calls(const std::string& reason) {
-  const std::lock_guard lock(mutex_);
-  if (closed_.empty()) closed_ = reason;
-}
-
-void Communicator::serve() {
-  std::unique_lock lock(mutex_);
-  for (;;) {
-    wake_.wait(lock, [&] { return stopping_ || !jobs_.empty(); });
-    if (jobs_.empty()) return;
-    Job job = std::move(jobs_.front());
-    jobs_.pop_front();
-    running_ = true;
-    lock.unlock();
-    const auto error = job.run();
-    if (job.on_done) job.on_done(error);
-    job.work->finish(error);
-    job = {};  // its callbacks may own the last references: drop them without the lock
-    lock.lock();
-    running_ = false;
-  }
 }
 
 // Runs `step`. A mismatch was found by all ranks before data moved; after any other error the
 // ranks no longer know of each other what they did, so this one gives up for all.
 std::exception_ptr Communicator::guard(const std::string& where,
                                        const std::function<void()>& step) {
-  if (auto error = earlier_failure()) return error;
+  if (failed_)
+    return std::make_exception_ptr(ClosedError("an earlier collective failed: " + closed()));
   try {
     step();
   } catch (const MismatchError&) {
@@ -227,12 +140,6 @@ std::exception_ptr Communicator::guard(const std::string& where,
     return error;
   }
   return nullptr;
-}
-
-std::exception_ptr Communicator::earlier_failure() const {
-  const std::lock_guard lock(mutex_);
-  if (!failed_) return nullptr;
-  return std::make_exception_ptr(ClosedError("an earlier collective failed: " + closed_));
 }
 
 std::exception_ptr Communicator::run(const CollectiveCall& call,

@@ -1,24 +1,21 @@
 // One rank's end of a group: runs collectives one after the other on a thread of its own.
 #pragma once
 
+#include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
-#include <optional>
 #include <string>
-#include <thread>
 #include <unordered_set>
 #include <vector>
 
 #include "api/codec.h"
 #include "api/transport.h"
 #include "collectives/agreement.h"
+#include "collectives/job_thread.h"
 #include "collectives/stats.h"
 #include "collectives/tuning.h"
 #include "scheduler/pipeline.h"
@@ -40,35 +37,17 @@ struct CollectiveCall {
   std::string label;
 };
 
-// A collective under way. Thread-safe.
-class Work {
- public:
-  // False if it is not done after `timeout` (none: forever). Throws what the collective threw.
-  bool wait(std::optional<Seconds> timeout = std::nullopt);
-  bool done() const;
-  std::exception_ptr error() const;
-
- private:
-  friend class Communicator;
-  void finish(std::exception_ptr error);
-
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  bool done_ = false;
-  std::exception_ptr error_;
-};
-
 class Communicator {
  public:
   Communicator(std::shared_ptr<Transport> transport, Seconds deadline);
-  virtual ~Communicator();
+  virtual ~Communicator() { close(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return transport_->rank(); }
   int size() const { return transport_->size(); }
-  bool busy() const;           // a collective is under way or waits its turn
-  std::string closed() const;  // why no more work is taken; empty while it is
+  bool busy() const { return thread_.busy(); }  // a collective is under way or waits its turn
+  std::string closed() const { return thread_.refused(); }  // why; empty while work is taken
 
   // Returns at once; `in` and `out` must live until the work is done. `on_done` is called by the
   // communicator's thread with the error, if any, before the work counts as done. Throws
@@ -84,25 +63,15 @@ class Communicator {
   // Fails what is pending, tells the other ranks, and takes no more work.
   void abort(const std::string& reason);
 
-  // Finishes what was submitted, then ends the thread. Called by the destructor too.
-  void close();
+  // Finishes what was submitted, then ends the thread. The destructor does too.
+  void close() { thread_.close(); }
 
  private:
-  struct Job {
-    std::function<std::exception_ptr()> run;
-    std::shared_ptr<Work> work;
-    std::function<void(std::exception_ptr)> on_done;
-  };
-
-  std::shared_ptr<Work> enqueue(Job job);
-  void serve();
   std::exception_ptr run(const CollectiveCall& call,
                          std::chrono::steady_clock::time_point submitted);
   RunStats perform(const CollectiveCall& call, std::string& algorithm);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
-  std::exception_ptr earlier_failure() const;
   void agree_once(const Signature& signature, std::uint64_t sequence);
-  void refuse_later_calls(const std::string& reason);
 
   std::shared_ptr<Transport> transport_;
   Seconds deadline_;
@@ -112,13 +81,8 @@ class Communicator {
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown
   std::uint64_t sequence_ = 0;
 
-  mutable std::mutex mutex_;
-  std::condition_variable wake_;
-  std::deque<Job> jobs_;
-  std::string closed_;   // why, once no more work is taken
-  bool failed_ = false;  // by an abort: what is still queued fails too
-  bool stopping_ = false, running_ = false;
-  std::thread thread_;
+  std::atomic<bool> failed_{false};  // by an abort: what is still queued fails too
+  JobThread thread_;
 };
 
 }  // namespace cccl

@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from .._config import Config, current_config
 from ..errors import ConfigError
-from ._collectives import Call
+from ._call import Call
 from ._groups import resolve
 from ._work import Work
 
@@ -87,8 +87,8 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(buffer)
         return done
-    # As PyTorch's allreduce_hook: divide first, so that half precision does not overflow.
-    plain = dist.all_reduce(buffer.div_(call.size), group=call.group, async_op=True)
+    # As DDP without a hook, bit by bit: scaled first, so that half precision does not overflow.
+    plain = dist.all_reduce(buffer.mul_(1.0 / call.size), group=call.group, async_op=True)
     return plain.get_future().then(lambda future: future.value()[0])
 
 

@@ -10,6 +10,19 @@ import torch
 from ..errors import DeadlineError
 
 
+class _Finished:
+    """Stands in for the core's work where there was nothing to do."""
+
+    def wait(self, timeout: float | None) -> bool:
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def error(self) -> None:
+        return None
+
+
 class Work:
     """Returned by collectives called with `async_op=True`.
 
@@ -18,8 +31,17 @@ class Work:
 
     def __init__(self, result: torch.Tensor) -> None:
         self._result = result
+        self._kept: Any = None  # tensors that the core reads and writes by address
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._core: Any = None
+
+    @classmethod
+    def finished(cls, result: torch.Tensor) -> Work:
+        """Of a collective that had nothing to do."""
+        work = cls(result)
+        work._core = _Finished()
+        work._future.set_result(result)
+        return work
 
     def wait(self, timeout: timedelta | float | None = None) -> bool:
         """Blocks until the result is there; raises what the collective raised.

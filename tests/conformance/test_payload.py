@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import struct
 
 import numpy as np
@@ -175,3 +176,32 @@ def test_a_payload_can_be_decoded_from_its_bytes_alone(case):
     alone = cccl.decode(bytes(payload))
     assert alone.tobytes() == round_trip(case.core, raw, "float32", seed=4).tobytes()
     assert (np.abs(alone - raw) <= bound_of(case.core, raw, "float32")).all()
+
+
+@each_codec
+def test_a_header_of_the_other_byte_order_is_refused(case):
+    """F096: the format is little-endian on every machine."""
+    payload = encode(case.core, make("normal", 77, "float32", np.random.default_rng(1)), "float32")
+    fields = struct.unpack("<IBBBBQQIIQQQQ", payload[:HEADER])
+    swapped = struct.pack(">IBBBBQQIIQQQQ", *fields) + payload[HEADER:]
+    with pytest.raises(cccl.CorruptPayloadError, match="not a CCCL payload"):
+        cccl.decode(swapped)
+
+
+FROZEN = {
+    "identity": "f99bda8c5e73da75",
+    "cast_fp16": "a1ce2185736ec6c1",
+    "cast_bf16": "52a68f082bcde100",
+    "block_float8": "7095e10cc4a67d2f",
+    "block_float4": "cd95c782889f3766",
+    "block_float4 best": "e9106c5ac5d5c93b",
+}
+
+
+@pytest.mark.parametrize("name", FROZEN)
+def test_the_wire_format_is_frozen(name):
+    """Bytes that version 1 of the format made; a change needs another version."""
+    values = ((np.arange(1000) * 7919 % 2003 - 1001) / 64).astype(np.float32)
+    options = {"level": "best"} if name.endswith("best") else {}
+    payload = cccl.codec(name.split()[0], **options).encode(values)
+    assert hashlib.sha256(bytes(payload)).hexdigest()[:16] == FROZEN[name]

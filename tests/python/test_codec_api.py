@@ -158,7 +158,6 @@ def test_what_is_no_array_is_refused(thing):
 
 
 def test_foreign_byte_order_is_refused():
-    """F096"""
     with pytest.raises(cccl.UnsupportedError, match="native byte order"):
         cccl.codec("identity").encode(np.zeros(3, ">f4"))
 

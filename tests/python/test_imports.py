@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -18,7 +19,7 @@ sys.meta_path.insert(0, Blocked())
 """
 
 
-def run(code: str, blocked: tuple[str, ...] = (), **environment: str) -> str:
+def run(code: str, blocked: tuple[str, ...] = ()) -> str:
     """In a fresh interpreter; returns what it printed."""
     source = BLOCK.format(blocked=set(blocked)) if blocked else ""
     done = subprocess.run(
@@ -26,7 +27,7 @@ def run(code: str, blocked: tuple[str, ...] = (), **environment: str) -> str:
         capture_output=True,
         text=True,
         timeout=120,
-        env={"PATH": "", **environment},
+        env={k: v for k, v in os.environ.items() if not k.startswith("CCCL_")},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr

@@ -1,0 +1,119 @@
+#include "collectives/job_thread.h"
+
+#include <utility>
+
+#include "api/error.h"
+
+namespace cccl {
+
+bool Work::wait(std::optional<Seconds> timeout) {
+  std::unique_lock lock(mutex_);
+  const auto done = [&] { return done_; };
+  if (timeout) {
+    if (!changed_.wait_for(lock, *timeout, done)) return false;
+  } else {
+    changed_.wait(lock, done);
+  }
+  if (error_) std::rethrow_exception(error_);
+  return true;
+}
+
+bool Work::done() const {
+  const std::lock_guard lock(mutex_);
+  return done_;
+}
+
+std::exception_ptr Work::error() const {
+  const std::lock_guard lock(mutex_);
+  return error_;
+}
+
+void Work::finish(std::exception_ptr error) {
+  const std::lock_guard lock(mutex_);
+  done_ = true;
+  error_ = std::move(error);
+  changed_.notify_all();
+}
+
+struct JobThread::State {
+  mutable std::mutex mutex;
+  std::condition_variable wake;
+  std::deque<Job> jobs;
+  std::string refused;
+  bool running = false, stopping = false, abandoned = false;
+
+  std::exception_ptr run(Job& job) {
+    {
+      const std::lock_guard lock(mutex);
+      if (!abandoned) job.discard = {};
+    }
+    if (!job.discard) return job.run();
+    job.discard();
+    return std::make_exception_ptr(ClosedError("the communicator was dropped by a callback"));
+  }
+
+  void serve() {
+    std::unique_lock lock(mutex);
+    for (;;) {
+      wake.wait(lock, [&] { return stopping || !jobs.empty(); });
+      if (jobs.empty()) return;
+      Job job = std::move(jobs.front());
+      jobs.pop_front();
+      running = true;
+      lock.unlock();
+      const auto error = run(job);
+      if (job.on_done) job.on_done(error);
+      job.work->finish(error);
+      job = {};  // its functions may own the last references: drop them without the lock
+      lock.lock();
+      running = false;
+    }
+  }
+};
+
+JobThread::JobThread() : state_(std::make_shared<State>()) {
+  thread_ = std::thread([state = state_] { state->serve(); });
+}
+
+JobThread::~JobThread() { close(); }
+
+std::shared_ptr<Work> JobThread::submit(Job job) {
+  const std::lock_guard lock(state_->mutex);
+  if (!state_->refused.empty())
+    throw ClosedError("this communicator takes no more work: " + state_->refused +
+                      ". Make a new one, on all ranks.");
+  auto work = job.work;
+  state_->jobs.push_back(std::move(job));
+  state_->wake.notify_all();
+  return work;
+}
+
+void JobThread::refuse(const std::string& reason) {
+  const std::lock_guard lock(state_->mutex);
+  if (state_->refused.empty()) state_->refused = reason;
+}
+
+std::string JobThread::refused() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->refused;
+}
+
+bool JobThread::busy() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->running || !state_->jobs.empty();
+}
+
+void JobThread::close() {
+  refuse("it was closed");
+  const bool within = std::this_thread::get_id() == thread_.get_id();
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->stopping = true;
+    state_->abandoned |= within;
+    state_->wake.notify_all();
+  }
+  if (!thread_.joinable()) return;
+  within ? thread_.detach() : thread_.join();
+}
+
+}  // namespace cccl

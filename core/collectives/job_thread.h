@@ -1,0 +1,68 @@
+// Runs jobs one after the other on a thread of its own.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+
+#include "api/transport.h"
+
+namespace cccl {
+
+// A job under way. Thread-safe.
+class Work {
+ public:
+  // False if it is not done after `timeout` (none: forever). Throws what the job threw.
+  bool wait(std::optional<Seconds> timeout = std::nullopt);
+  bool done() const;
+  std::exception_ptr error() const;
+
+  void finish(std::exception_ptr error);
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+struct Job {
+  std::function<std::exception_ptr()> run;
+  std::function<void()> discard = {};  // instead of run, if the thread's owner is gone
+  std::function<void(std::exception_ptr)> on_done = {};  // with the error, before the work is done
+  std::shared_ptr<Work> work = std::make_shared<Work>();
+};
+
+class JobThread {
+ public:
+  JobThread();
+  ~JobThread();
+  JobThread(const JobThread&) = delete;
+  JobThread& operator=(const JobThread&) = delete;
+
+  // Throws ClosedError after refuse().
+  std::shared_ptr<Work> submit(Job job);
+
+  // Takes no more jobs; the first reason stays.
+  void refuse(const std::string& reason);
+  std::string refused() const;  // empty while jobs are taken
+
+  bool busy() const;  // a job runs or waits its turn
+
+  // Finishes what was submitted and ends the thread. From within a job (its callback dropped the
+  // last owner), the jobs behind it fail instead.
+  void close();
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;  // the thread's too: it may outlive this object
+  std::thread thread_;
+};
+
+}  // namespace cccl

@@ -1,0 +1,239 @@
+"""One collective on tensors: checked, then sent compressed or, for a counted reason, plain."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .._arrays import DTYPES, DType
+from .._config import Config, current_config
+from .._stats import plain_bytes
+from ..errors import ConfigError, NotCompressedError, TransportError, UnsupportedError
+from ._groups import communicator, resolve
+from ._work import Work
+
+_DTYPES: dict[torch.dtype, DType] = {
+    getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
+}
+_OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
+_REDUCING = ("all_reduce", "reduce_scatter")
+_GATHERED = ("reduce_scatter", "all_gather")
+# Dtypes that gloo moves only as bytes.
+_BYTES_TO_GLOO = {
+    getattr(torch, name)
+    for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
+    if hasattr(torch, name)
+}
+
+
+class Call:
+    """What is known of a collective before it is sent either way."""
+
+    def __init__(
+        self,
+        collective: str,
+        input: torch.Tensor,
+        output: torch.Tensor,
+        op: Any,
+        group: dist.ProcessGroup | None,
+        config: Any,
+        label: str,
+        src: int = 0,
+    ):
+        self.collective, self.label = collective, label
+        self.in_place = input is output
+        self.input, self.output = input.detach(), output.detach()
+        self.config = current_config() if config is None else Config.load(config)
+        self.group = resolve(group)
+        if self.group is None:
+            return
+        self.op = _reduce_op(op)
+        self.size = self.group.size()
+        self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
+        self._check()
+
+    def run(self, async_op: bool, plain: Callable[[], Any]) -> Any:
+        """Sends it compressed, or with `plain`; as c10d, returns a work if `async_op`."""
+        if self.group is None:
+            return None
+        expected, reason = self.why_plain()
+        if not reason:
+            work = self.submit()
+        elif self.size == 1:
+            if not self.in_place:
+                self.output.copy_(self.input)
+            self.record_plain(reason, 0.0)
+            work = Work.finished(self.output)
+        else:
+            return self._run_plain(expected, reason, plain)
+        if async_op:
+            return work
+        work.wait()
+        return None
+
+    def submit(self, *, future_raises: bool = True) -> Work:
+        """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
+        assert self.group is not None
+        codecs = self.config.codecs
+        assert codecs is not None
+        output = self.output
+        sent = self.input.resolve_conj().resolve_neg().contiguous()
+        received = output
+        if self.in_place:
+            received = sent
+        elif not output.is_contiguous() or output.is_conj() or output.is_neg():
+            received = torch.empty(output.shape, dtype=output.dtype)
+        source, target = _real(sent), _real(received)
+        part = min(source.numel(), target.numel())
+        work = Work(output)
+        work._kept = (sent, received)  # the core has their addresses only
+
+        # No reference to `self`: the group must not live as long as its last collective's thread.
+        def finish(error: Exception | None) -> None:
+            if received.data_ptr() != output.data_ptr():
+                output.copy_(received)
+            work._kept = None
+            if error is not None and future_raises:
+                work._future.set_exception(error)
+            else:
+                work._future.set_result(output)
+
+        work._core = communicator(self.group, self.config).core.submit(
+            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
+            _DTYPES[source.dtype].number, *codecs, average=self.op == dist.ReduceOp.AVG,
+            root=self.root, counts=[part] * self.size if self.collective in _GATHERED else [],
+            chunk_bytes=self.config.chunk_bytes, window=self.config.window_chunks,
+            algorithm=self.config.algorithm, seed=self.config.seed,
+            checksum=self.config.checksum, raise_non_finite=self.config.non_finite == "raise",
+            label=self.label, on_done=finish,
+        )  # fmt: skip
+        return work
+
+    def _run_plain(self, expected: bool, reason: str, plain: Callable[[], Any]) -> Any:
+        self.permit_plain(expected, reason)
+        begun = time.perf_counter()
+        try:
+            result = plain()
+        except RuntimeError as error:
+            moved = "gloo/transport" in str(error) or "onnection" in str(error)
+            kind = TransportError if moved else UnsupportedError
+            raise kind(
+                f"{self.collective} {self.label!r} went plain ({reason}), and the backend refused "
+                f"{self.input.dtype} with {self.op}: {error}"
+            ) from error
+        self.record_plain(reason, time.perf_counter() - begun)
+        return result
+
+    def permit_plain(self, expected: bool, reason: str) -> None:
+        """Before the backend carries it: strict mode, and whether all ranks do the same."""
+        if not expected and self.config.strict:
+            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+        if self.size > 1 and self.group is not None:
+            communicator(self.group, self.config).agree({
+                "collective": self.collective,
+                "dtype": str(self.input.dtype).removeprefix("torch."),
+                "count": str(self.input.numel()),
+                "op": str(self.op),
+                "root": str(self.root),
+                "codecs": "plain",
+            })  # fmt: skip
+
+    def record_plain(self, reason: str, seconds: float) -> None:
+        """Counts a call that the backend carried."""
+        nbytes = self.input.numel() * self.input.element_size()
+        _core.record_plain(
+            self.label, self.collective, str(self.input.dtype).removeprefix("torch."), reason,
+            self.size, self.input.numel(), nbytes,
+            plain_bytes(self.collective, nbytes, self.size), seconds,
+        )  # fmt: skip
+
+    def why_plain(self) -> tuple[bool, str]:
+        """Whether that is what the configuration asks for, and the reason; "" to compress."""
+        if self.size == 1:
+            return True, "world size 1"
+        if self.config.codecs is None:
+            return True, "compression_type none"
+        if all(codec.name == "identity" for codec in self.config.codecs):
+            return True, "identity"
+        if self.collective not in self.config.collective_filter:
+            return True, "not in collective_filter"
+        if self.input.layout is not torch.strided:
+            return False, f"layout {self.input.layout} has no codec"
+        if not (self.input.is_floating_point() or self.input.is_complex()):
+            return True, "integers are never lossy"
+        if self.input.dtype not in _DTYPES and self.input.dtype not in (
+            torch.complex64,
+            torch.complex128,
+        ):
+            return False, f"dtype {self.input.dtype} has no codec"
+        if self.op not in (dist.ReduceOp.AVG, dist.ReduceOp.SUM):
+            return False, "only avg and sum are compressed"
+        return True, ""
+
+    def _check(self) -> None:
+        """Refuses before anything is sent what could not be sent right."""
+        where = f"{self.collective} {self.label!r}"
+        for tensor in (self.input, self.output):
+            if tensor.device.type != "cpu":
+                raise UnsupportedError(
+                    f"{where}: a tensor is on {tensor.device}; this version compresses CPU "
+                    "tensors only. Use torch.distributed for it."
+                )
+        if self.input.dtype != self.output.dtype:
+            raise UnsupportedError(
+                f"{where}: input is {self.input.dtype}, output {self.output.dtype}; they must be "
+                "the same"
+            )
+        if self.output.layout is torch.strided and _may_overlap(self.output):
+            raise UnsupportedError(
+                f"{where}: elements of the output share memory (an expanded tensor?); pass "
+                "output.contiguous()"
+            )
+        exact = not (self.input.is_floating_point() or self.input.is_complex())
+        if exact and self.collective in _REDUCING and self.op == dist.ReduceOp.AVG:
+            raise UnsupportedError(
+                f"{where}: the mean of {self.input.dtype} would be rounded, and integers are never "
+                "lossy; use op='sum'"
+            )
+        whole, part = self.input.numel(), self.output.numel()
+        if self.collective == "all_gather":
+            whole, part = part, whole
+        if self.collective in _GATHERED and whole != part * self.size:
+            name = "input" if self.collective == "reduce_scatter" else "output"
+            raise ConfigError(
+                f"{where}: the {name} has {whole} values; for {self.size} ranks with {part} each "
+                f"it must have {self.size * part}"
+            )
+
+
+def movable(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes where gloo does not know the dtype; for collectives that only move values."""
+    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
+
+
+def _reduce_op(op: Any) -> Any:
+    if isinstance(op, str):
+        if op not in _OPS:
+            raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
+        return _OPS[op]
+    return op
+
+
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex values as pairs of real ones."""
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Whether two elements could share memory: some dimension steps into a smaller one's reach."""
+    reach = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False

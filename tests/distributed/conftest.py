@@ -1,0 +1,45 @@
+"""Fixtures that give a test its processes."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("torch", reason="these tests run processes over torch's gloo")
+
+from ranks import Pools, Ranks
+
+
+@pytest.fixture(scope="session")
+def _pools():
+    pools = Pools()
+    yield pools
+    pools.discard()
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    report = (yield).get_result()
+    if report.when == "call" and report.failed:
+        item.failed = True
+
+
+@pytest.fixture
+def ranks(request, _pools):
+    """`ranks(world)` are processes of one gloo group, shared by the tests that behave."""
+    yield _pools
+    if getattr(request.node, "failed", False):
+        _pools.discard()
+
+
+@pytest.fixture
+def own_ranks():
+    """`own_ranks(world)` are processes of this test alone, which it may kill."""
+    made: list[Ranks] = []
+
+    def make(world: int, **options) -> Ranks:
+        made.append(Ranks(world, **options))
+        return made[-1]
+
+    yield make
+    for pool in made:
+        pool.close()

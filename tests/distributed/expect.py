@@ -1,0 +1,72 @@
+"""What each rank holds, what the exact result is, and how far off a codec may be."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from typing import Any
+
+import torch
+
+import cccl
+
+EVERYTHING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+
+
+def gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    """The same on every rank that asks."""
+    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    values = torch.randn(shape, generator=generator, dtype=torch.float64)
+    if dtype.is_complex:
+        other = torch.randn(shape, generator=generator, dtype=torch.float64)
+        return torch.complex(values, other).to(dtype)
+    if not dtype.is_floating_point:
+        return (values * 3).round().clamp(0, 9).to(dtype)
+    return (values * torch.randn(shape, generator=generator).abs()).to(dtype)
+
+
+def digest(tensor: torch.Tensor) -> str:
+    """Of the values' bits in logical order."""
+    flat = tensor.detach().contiguous().reshape(-1)
+    flat = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
+    return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def allowed(codec: str, parts: list[torch.Tensor], **options: Any) -> torch.Tensor:
+    """Bound of a two-leg mean of `parts`: what the legs state, and the sum's rounding."""
+    coder = cccl.codec(codec, **options)
+    dtype = parts[0].dtype
+    if parts[0].numel() == 0:
+        return torch.zeros(parts[0].shape, dtype=torch.float64)
+    exact = sum(p.double() for p in parts) / len(parts)
+    legs = sum(torch.from_numpy(coder.error_bound(p.contiguous())) for p in parts) / len(parts)
+    # The second leg codes the erring mean of a whole shard: bound it by its largest value.
+    largest = (exact.abs() + legs).amax() * (1 + 2.0**-7)
+    legs = legs + float(coder.error_bound(largest.to(dtype).reshape(1))[0])
+    step = {torch.float16: 2.0**-10, torch.bfloat16: 2.0**-7}.get(dtype, 2.0**-20)
+    return legs + (exact.abs() + legs) * step + (2.0**-24 if dtype is torch.float16 else 0)
+
+
+def check(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor, what: str) -> None:
+    error = (found.double() - exact).abs()
+    excess = (error - bound).max() if error.numel() else torch.tensor(0.0)
+    assert excess <= 0, f"{what}: {excess:g} beyond its bound of up to {bound.max():g}"
+
+
+def assert_equal(per_rank: list[Any]) -> None:
+    """Promise 1: what the ranks return (digests of their results) is the same."""
+    assert all(found == per_rank[0] for found in per_rank), "ranks hold different bits"
+
+
+def rows_of(collective: str, dtype: torch.dtype) -> list[dict[str, Any]]:
+    """The rows of `cccl.stats()` for this collective and dtype."""
+    name = str(dtype).removeprefix("torch.")
+    rows = [r for r in cccl.stats()["rows"] if (r["collective"], r["dtype"]) == (collective, name)]
+    assert rows, f"no {collective} of {name} was counted"
+    return rows
+
+
+def parameters_digest(model: torch.nn.Module) -> str:
+    parts = [digest(p) for p in model.parameters()]
+    assert all(math.isfinite(float(p.detach().double().sum())) for p in model.parameters())
+    return hashlib.sha256("".join(parts).encode()).hexdigest()
