@@ -135,7 +135,9 @@ def digest(model: nn.Module) -> str:
     return found.hexdigest()
 
 
-def summary(args: argparse.Namespace, model: nn.Module, ranks: list[dict[str, Any]]) -> dict:
+def summary(
+    args: argparse.Namespace, model: nn.Module, ranks: list[dict[str, Any]]
+) -> dict[str, Any]:
     """What all ranks found, as one result."""
     world = len(ranks)
     gradient_bytes = sum(p.numel() * p.element_size() for p in model.parameters())
