@@ -59,11 +59,14 @@ class GlooTransport:
     def abort(self, reason: str) -> None:
         """Tells the other ranks why, then closes all connections: every wait there fails."""
         self._notices.publish(f"rank {self.rank} gave up: {reason}")
-        if self._gloo is not None and self.size > 1:
-            # gloo closes every pair of a context in which a wait times out; its abort() does not.
-            peer = (self.rank + 1) % self.size
+        if self._gloo is None:
+            return
+        # gloo closes every pair of a context in which a wait times out; its abort() does not. On a
+        # pair that is closed already a wait fails at once and closes nothing: try the next peer.
+        byte = torch.empty(1, dtype=torch.uint8)
+        for d in range(1, self.size):
             with contextlib.suppress(RuntimeError):
-                byte = torch.empty(1, dtype=torch.uint8)
+                peer = (self.rank + d) % self.size
                 self._gloo.recv([byte], peer, 0).wait(timedelta(milliseconds=1))
 
     def _connected(self) -> Any:
