@@ -12,7 +12,6 @@ from ranks import Died
 import cccl
 from cccl.torch._gloo import GlooTransport
 
-
 _KEPT: list[GlooTransport] = []  # or its connections would close with it
 
 
