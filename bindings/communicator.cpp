@@ -6,6 +6,9 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <chrono>
+
 #include "bindings.h"
 #include "transports/external/external.h"
 #include "transports/loopback/loopback.h"
@@ -131,6 +134,22 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   return communicator.submit(std::move(call), std::move(done));
 }
 
+// In slices, so that Ctrl-C is heard.
+bool wait_for(Work& work, std::optional<double> timeout) {
+  using Clock = std::chrono::steady_clock;
+  const auto begun = Clock::now();
+  for (;;) {
+    const Seconds left = Seconds(timeout.value_or(1.0)) - (Clock::now() - begun);
+    {
+      const nb::gil_scoped_release no_gil;
+      if (work.wait(timeout ? std::clamp(left, Seconds(0), Seconds(0.1)) : Seconds(0.1)))
+        return true;
+    }
+    if (PyErr_CheckSignals() != 0) throw nb::python_error();
+    if (timeout && left.count() <= 0) return false;
+  }
+}
+
 nb::list stats_rows() {
   nb::list list;
   for (const auto& [key, row] : process_stats().rows()) {
@@ -189,12 +208,7 @@ void register_communicator(nb::module_& module) {
   module.def("external_transport", external_transport);
 
   nb::class_<Work>(module, "Work")
-      .def(
-          "wait",
-          [](Work& work, std::optional<double> timeout) {
-            return work.wait(timeout ? std::optional<Seconds>(*timeout) : std::nullopt);
-          },
-          nb::arg("timeout") = nb::none(), no_gil)
+      .def("wait", wait_for, nb::arg("timeout") = nb::none())
       .def("done", &Work::done)
       .def("error", [](Work& work) { return python_error_or_none(work.error()); });
 
