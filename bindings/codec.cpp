@@ -80,7 +80,7 @@ nb::dict header_of(std::uintptr_t payload, std::size_t bytes) {
 }
 
 // Address, shape, contiguity, dtype and device of anything that speaks DLPack or the buffer
-// protocol. The array must be kept alive by the caller.
+// protocol; "owner" keeps the memory, which an exporter may have made for this call.
 nb::dict describe(const nb::ndarray<nb::ro>& array) {
   std::int64_t dense = 1;
   bool contiguous = true;
@@ -92,6 +92,7 @@ nb::dict describe(const nb::ndarray<nb::ro>& array) {
     shape.insert(shape.begin(), extent);
   }
   nb::dict fields;
+  fields["owner"] = nb::cast(array);
   fields["address"] = reinterpret_cast<std::uintptr_t>(array.data());
   fields["shape"] = shape;
   fields["contiguous"] = contiguous || dense == 0;

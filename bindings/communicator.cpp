@@ -102,7 +102,7 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
                              std::size_t chunk_bytes, std::size_t window,
                              const std::string& algorithm, std::uint64_t seed, bool checksum,
                              bool raise_non_finite, const std::string& label,
-                             std::optional<nb::object> on_done) {
+                             std::optional<double> deadline, std::optional<nb::object> on_done) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
@@ -118,6 +118,7 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   call.seed = seed;
   call.checksum = checksum;
   call.raise_non_finite = raise_non_finite;
+  if (deadline) call.deadline = Seconds(*deadline);
   call.label = label;
   std::function<void(std::exception_ptr)> done;
   if (on_done) {
@@ -227,7 +228,7 @@ void register_communicator(nb::module_& module) {
            nb::arg("counts") = std::vector<std::size_t>{}, nb::arg("chunk_bytes") = 0,
            nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
            nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
-           nb::arg("on_done") = nb::none())
+           nb::arg("deadline") = nb::none(), nb::arg("on_done") = nb::none())
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

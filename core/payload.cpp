@@ -1,6 +1,7 @@
 #include "api/payload.h"
 
 #include <bit>
+#include <cstdio>
 #include <cstring>
 #include <string>
 

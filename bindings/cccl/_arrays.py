@@ -76,7 +76,7 @@ def describe(array: Any, *, writable: bool = False) -> Array:
             raise UnsupportedError("the output array is not contiguous; pass a contiguous one")
         return describe(array.contiguous() if hasattr(array, "contiguous") else np.array(array))
     shape = tuple(fields["shape"])
-    return Array(array, fields["address"], shape, _product(shape), DTYPES[name])
+    return Array(fields["owner"], fields["address"], shape, _product(shape), DTYPES[name])
 
 
 def _describe_numpy(array: np.ndarray, writable: bool) -> Array:

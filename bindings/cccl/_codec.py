@@ -18,8 +18,8 @@ class Payload:
     """
 
     def __init__(self, data: np.ndarray, shape: tuple[int, ...] | None = None, like: str = "numpy"):
-        self._data = data
         fields = _core.header_of(data.ctypes.data, data.nbytes)
+        self._data = data[: fields["bytes"]]  # what follows is not the payload's
         self.codec: str = fields["codec"]
         self.dtype: str = _arrays.DTYPES_BY_NUMBER[fields["dtype"]].name
         self.count: int = fields["count"]

@@ -19,7 +19,8 @@ from .errors import ConfigError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 PLAIN = "none"
-_UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20, "GIB": 1 << 30}
+_UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
+          "GB": 10**9, "GIB": 1 << 30}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Config:
     """Encoder effort: "fast", or "best" (searches scales at 4 bits; same format and decoder)."""
 
     seed: int = 0
-    """Of stochastic rounding."""
+    """Of stochastic rounding in the first leg; the second is keyed by the collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
     """Collectives that are compressed; the others go plain."""
@@ -78,7 +79,8 @@ class Config:
     """Seconds that a wait for a peer may take; None: the process group's timeout."""
 
     attach_ddp: bool = True
-    """Compress DistributedDataParallel models that register no hook of their own."""
+    """Compress DistributedDataParallel models that register no hook of their own. Looking for them
+    makes every module's forward pass about a microsecond longer."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -200,7 +202,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "checksum": ("true or false", _is_bool),
     "non_finite": _one_of("propagate", "raise"),
     "strict": ("true or false", _is_bool),
-    "deadline": ("seconds, more than 0", lambda v: v is None or (isinstance(v, float) and v > 0)),
+    "deadline": ("seconds, more than 0 and at most 31 days",
+                 lambda v: v is None or (isinstance(v, float) and 0 < v <= 31 * 24 * 3600)),
     "attach_ddp": ("true or false", _is_bool),
 }  # fmt: skip
 

@@ -4,12 +4,18 @@ from typing import Any
 
 import torch.distributed as _dist
 
+from .._config import current_config as _current_config
+from .._config import is_configured as _is_configured
 from ..errors import UnsupportedError as _UnsupportedError
 from ._collectives import all_gather, all_reduce, broadcast, reduce_scatter
+from ._groups import recover
 from ._work import Work
 
 if _dist.is_available():
     from ._ddp import CompressionState, attach, compress, compression_hook
+
+    if _is_configured():  # before torch was imported
+        attach(_current_config())
 else:
 
     def __getattr__(name: str) -> Any:
@@ -27,5 +33,6 @@ __all__ = [
     "broadcast",
     "compress",
     "compression_hook",
+    "recover",
     "reduce_scatter",
 ]

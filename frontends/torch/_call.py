@@ -95,8 +95,11 @@ class Call:
 
         # No reference to `self`: the group must not live as long as its last collective's thread.
         def finish(error: Exception | None) -> None:
-            if received.data_ptr() != output.data_ptr():
-                output.copy_(received)
+            try:
+                if received.data_ptr() != output.data_ptr():
+                    output.copy_(received)
+            except RuntimeError as failure:
+                error = error or failure
             work._kept = None
             if error is not None and future_raises:
                 work._future.set_exception(error)
@@ -110,7 +113,7 @@ class Call:
             chunk_bytes=self.config.chunk_bytes, window=self.config.window_chunks,
             algorithm=self.config.algorithm, seed=self.config.seed,
             checksum=self.config.checksum, raise_non_finite=self.config.non_finite == "raise",
-            label=self.label, on_done=finish,
+            label=self.label, deadline=self.config.deadline, on_done=finish,
         )  # fmt: skip
         return work
 
@@ -194,6 +197,11 @@ class Call:
                 f"{where}: elements of the output share memory (an expanded tensor?); pass "
                 "output.contiguous()"
             )
+        if not self.in_place and self._inputs_overlap():
+            raise UnsupportedError(
+                f"{where}: input and output share memory other than this rank's own part; pass a "
+                "copy of the input"
+            )
         exact = not (self.input.is_floating_point() or self.input.is_complex())
         if exact and self.collective in _REDUCING and self.op == dist.ReduceOp.AVG:
             raise UnsupportedError(
@@ -209,6 +217,19 @@ class Call:
                 f"{where}: the {name} has {whole} values; for {self.size} ranks with {part} each "
                 f"it must have {self.size * part}"
             )
+
+    def _inputs_overlap(self) -> bool:
+        """Whether writing the output would change input that is still to be read."""
+        if torch.strided not in (self.input.layout, self.output.layout):
+            return False
+        whole, part = self.input, self.output
+        if self.collective == "all_gather":
+            whole, part = part, whole
+        own = whole.data_ptr() + dist.get_rank(self.group) * part.nbytes
+        if whole.is_contiguous() and part.is_contiguous() and part.data_ptr() == own:
+            return False
+        (a, b), (c, d) = _reach(whole), _reach(part)
+        return a < d and c < b
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:
@@ -227,6 +248,15 @@ def _reduce_op(op: Any) -> Any:
 def _real(tensor: torch.Tensor) -> torch.Tensor:
     """Complex values as pairs of real ones."""
     return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+def _reach(tensor: torch.Tensor) -> tuple[int, int]:
+    """First and last + 1 address of its elements."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
+    begin = tensor.data_ptr()
+    return begin, begin + (steps + 1) * tensor.element_size()
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:

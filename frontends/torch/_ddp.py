@@ -12,7 +12,7 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .._config import Config, current_config
-from ..errors import ConfigError
+from ..errors import ClosedError, ConfigError
 from ._call import Call
 from ._groups import resolve
 from ._work import Work
@@ -28,10 +28,21 @@ class CompressionState:
         group: dist.ProcessGroup | None = None,
         config: Config | Mapping[str, Any] | None = None,
     ):
-        self.group = group
+        self._group = None if group is None else weakref.ref(group)
         self.config = None if config is None else Config.load(config)
+        self.attached = False  # by `cccl.configure`, not by the user
         self._works: list[Work] = []
         self._in_backward = False
+
+    @property
+    def group(self) -> dist.ProcessGroup | None:
+        """None: the default group."""
+        if self._group is None:
+            return None
+        group = self._group()
+        if group is None:
+            raise ClosedError("the process group of this communication hook was destroyed")
+        return group
 
     def settings(self) -> Config:
         """The configuration in force now."""
@@ -71,8 +82,9 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     own hooks), or a `CompressionState`. A failed collective raises its error from
     `loss.backward()`, and the gradients are NaN.
     """
-    _stop_watching()
     state = _state_of(state)
+    if not state.attached:
+        _stop_watching()
     if bucket.index() == 0:  # DDP sends buckets in this order
         state.begin()
     buffer = bucket.buffer()
@@ -145,14 +157,14 @@ def _attach_to(module: torch.nn.Module, _inputs: Any) -> None:
         _log.warning("not compressing a DDP model on %s: CPU only", ", ".join(sorted(devices)))
         return
     try:
-        compress(module)
+        compress(module).attached = True
     except ConfigError:  # a hook of PyTorch's own, registered in C++
         return
     _log.info("DDP gradients go compressed with %s", current_config().compression_type)
 
 
 def _stop_watching() -> None:
-    """A hook on every module's forward costs time: it goes with the first gradient bucket."""
+    """Who registers the hook needs no watching, which costs a little in every module's forward."""
     global _watcher
     if _watcher is not None:
         _watcher.remove()

@@ -7,25 +7,25 @@ import threading
 import weakref
 from typing import Any
 
+import torch
 import torch.distributed as dist
 
 from .. import _core
 from .._config import Config
-from ..errors import UnsupportedError
+from ..errors import ClosedError, UnsupportedError
 
 
 class GroupCommunicator:
-    """The core's communicator of a process group, and how often it had to be made anew."""
+    """The core's communicator of a process group, and how often it was made anew."""
 
-    def __init__(self, group: dist.ProcessGroup, generation: int, config: Config):
+    def __init__(self, group: dist.ProcessGroup, generation: int, deadline: float):
         from ._gloo import GlooTransport  # needs a torch that is built with distributed support
 
         self.generation = generation
         self._agreed: set[tuple[str, ...]] = set()
-        self.deadline = config.deadline or _timeout_of(group)
-        transport = GlooTransport(group, generation, self.deadline)
+        transport = GlooTransport(group, generation, deadline)
         self.core = _core.Communicator(
-            _core.external_transport(transport.rank, transport.size, transport), self.deadline
+            _core.external_transport(transport.rank, transport.size, transport), deadline
         )
 
     def agree(self, fields: dict[str, str]) -> None:
@@ -54,19 +54,41 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 
 def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
-    """Of `group`. After a failure, which every member sees, the next call makes a new one."""
+    """Of `group`. Raises `ClosedError` after a failure, until `recover` is called."""
     with _lock:
         found = _communicators.get(group)
-        if found and not found.core.closed and config.deadline in (None, found.deadline):
-            return found
-        generation = found.generation + 1 if found else 0
-        found = _communicators[group] = GroupCommunicator(group, generation, config)
-        return found
+        if found is None:
+            deadline = config.deadline or _timeout_of(group)
+            found = _communicators[group] = GroupCommunicator(group, 0, deadline)
+    closed = found.core.closed
+    if closed:
+        raise ClosedError(
+            f"an earlier collective of this group failed: {closed}. Ranks may have failed at "
+            "different calls: have all of them go back to one place (a checkpoint) and call "
+            "cccl.torch.recover(group), or start them anew"
+        )
+    return found
+
+
+def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = None) -> None:
+    """Makes a group usable again after a failed collective. All its ranks must call it.
+
+    It returns once all have; what they call next is matched from there. `deadline`: seconds to
+    wait for them, by default the group's timeout. Raises `TransportError` if one does not come.
+    """
+    group = resolve(group)
+    if group is None:
+        return
+    limit = deadline or _timeout_of(group)
+    with _lock:
+        old = _communicators.get(group)
+        fresh = GroupCommunicator(group, old.generation + 1 if old else 1, limit)
+        _communicators[group] = fresh
+    del old  # outside the lock: its thread may be waiting for it
+    fresh.agree({"collective": "recover"})
 
 
 def _timeout_of(group: dist.ProcessGroup) -> float:
-    import torch
-
     for device in ("cpu", "cuda"):
         try:
             options = group._get_backend(torch.device(device)).options

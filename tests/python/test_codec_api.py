@@ -233,3 +233,27 @@ class TestTorch:
         ):
             with pytest.raises(cccl.UnsupportedError):
                 codec.encode(tensor)
+
+
+class FreshCopies:
+    """An exporter that makes the memory it hands out for each call."""
+
+    def __init__(self, values):
+        self._values = values
+
+    def __dlpack__(self, **options):
+        return self._values.copy().__dlpack__()
+
+    def __dlpack_device__(self):
+        return self._values.__dlpack_device__()
+
+
+def test_memory_that_an_exporter_makes_for_the_call_is_kept():
+    values = np.arange(1 << 18, dtype=np.float32)
+    payload = cccl.codec("identity").encode(FreshCopies(values))
+    assert np.array_equal(cccl.decode(payload), values)
+
+
+def test_bytes_behind_a_payload_are_not_part_of_it():
+    payload = cccl.codec("block_float8").encode(np.ones(100, np.float32))
+    assert bytes(cccl.Payload.from_bytes(bytes(payload) + b"more")) == bytes(payload)

@@ -1,5 +1,6 @@
 #include "codecs/block_float/block_float.h"
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>

@@ -49,56 +49,43 @@ inline void quantise_stochastic(const float* x, std::size_t n, float inverse,
 
 template <int kBits>
 inline void pack(const std::uint8_t* codes, std::size_t n, std::byte* out) {
+  static_assert(kBits == 8 || kBits == 4);
   if constexpr (kBits == 8) {
     std::memcpy(out, codes, n);
-  } else if constexpr (kBits == 4) {
+  } else {
     const std::size_t pairs = n / 2;
     for (std::size_t i = 0; i < pairs; ++i)
       out[i] = static_cast<std::byte>(codes[2 * i] | codes[2 * i + 1] << 4);
     if (n % 2) out[pairs] = static_cast<std::byte>(codes[n - 1]);
-  } else {
-    for (std::size_t i = 0; i < n; i += 8) {
-      std::uint64_t word = 0;
-      const std::size_t m = n - i < 8 ? n - i : 8;
-      for (std::size_t j = 0; j < m; ++j) word |= std::uint64_t{codes[i + j]} << (kBits * j);
-      std::memcpy(out + i / 8 * kBits, &word, (m * kBits + 7) / 8);
-    }
   }
 }
 
 template <int kBits>
 inline void unpack(const std::byte* in, std::size_t n, std::uint8_t* codes) {
+  static_assert(kBits == 8 || kBits == 4);
   if constexpr (kBits == 8) {
     std::memcpy(codes, in, n);
-  } else if constexpr (kBits == 4) {
+  } else {
     const std::size_t pairs = n / 2;
     for (std::size_t i = 0; i < pairs; ++i) {
       codes[2 * i] = static_cast<std::uint8_t>(in[i]) & 15;
       codes[2 * i + 1] = static_cast<std::uint8_t>(in[i]) >> 4;
     }
     if (n % 2) codes[n - 1] = static_cast<std::uint8_t>(in[pairs]) & 15;
-  } else {
-    for (std::size_t i = 0; i < n; i += 8) {
-      std::uint64_t word = 0;
-      const std::size_t m = n - i < 8 ? n - i : 8;
-      std::memcpy(&word, in + i / 8 * kBits, (m * kBits + 7) / 8);
-      for (std::size_t j = 0; j < m; ++j)
-        codes[i + j] = static_cast<std::uint8_t>(word >> (kBits * j) & ((1u << kBits) - 1));
-    }
   }
 }
 
-// The block's scale for the linear codebook: the extreme gets the code -2^(bits-1), and the
-// largest value of the other sign is no further than half a step beyond the last code.
+// The block's scale for the linear codebook. The extreme gets the code -2^(bits-1), the largest
+// value of the other sign the last code at most: neither is further than half a step from it.
+// Random rounding, which must not clip, needs both within the codes.
 template <int kBits>
 inline std::uint16_t linear_scale(Extremes found, bool stochastic) {
   constexpr float kHalf = 1 << (kBits - 1);
   const bool mirrored = found.positive > found.negative;
   const float extreme = std::bit_cast<float>(mirrored ? found.positive : found.negative);
   const float opposite = std::bit_cast<float>(mirrored ? found.negative : found.positive);
-  constexpr float kNear = 1.0f / (kHalf - 0.5f), kFar = 1.0f / (kHalf - 1.0f);
-  const float by_extreme = extreme * (1.0f / kHalf);
-  const float by_opposite = opposite * (stochastic ? kFar : kNear);
+  const float by_extreme = extreme * (stochastic ? 1.0f / kHalf : 1.0f / (kHalf + 0.5f));
+  const float by_opposite = opposite * (1.0f / (stochastic ? kHalf - 1.0f : kHalf - 0.5f));
   std::uint16_t bits = scale_bits(by_extreme > by_opposite ? by_extreme : by_opposite, kBits);
   if (bits == 0 && extreme > 0) bits = 1;
   return static_cast<std::uint16_t>(bits | (mirrored ? 0x8000u : 0u));

@@ -35,7 +35,7 @@ class Hub {
       const auto out = sent.front(), in = wanted.front();
       sent.pop_front();
       wanted.pop_front();
-      if (out.bytes > in.bytes)
+      if (out.bytes != in.bytes)
         throw TransportError("rank " + std::to_string(from) + " sent " + std::to_string(out.bytes) +
                              " bytes where rank " + std::to_string(to) + " expected " +
                              std::to_string(in.bytes));
@@ -44,6 +44,7 @@ class Hub {
       pending_.erase(in.request);
       changed_.notify_all();
     }
+    if (sent.empty() && wanted.empty()) channels_.erase({from, to, transfer.tag});
   }
 
   void wait(int rank, Request request, Seconds deadline) {
