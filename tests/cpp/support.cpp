@@ -17,10 +17,6 @@ bool is_gathered(Collective collective) {
   return collective == Collective::kReduceScatter || collective == Collective::kAllGather;
 }
 
-bool reduces(Collective collective) {
-  return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
-}
-
 // Relative error of rounding to the dtype, and of one addition in its accumulator.
 double rounding_of(DType dtype) {
   switch (dtype) {
