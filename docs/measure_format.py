@@ -25,11 +25,11 @@ LEVELS = np.float32([-127, -97, -77, -61, -47, -33, -21, -10, 0, 12, 23, 35, 49,
 SCHEMES = (
     ("symmetric codes, float32 scale", "symmetric", "float32", None),
     ("signed scale, float32", "signed", "float32", None),
-    ("signed, opposite within half a step, float32", "opposite", "float32", None),
-    ("signed, all within half a step, float32", "half step", "float32", None),
-    ("the same, power of two up", "half step", "power of two", None),
-    ("the same, bfloat16 nearest", "half step", "nearest", None),
-    ("ours: the same, bfloat16 up", "half step", "up", "fast"),
+    ("signed, half a step, float32", "half step", "float32", None),
+    ("signed, half a step for the extreme too", "half step, extreme", "float32", None),
+    ("signed, half a step, power of two up", "half step", "power of two", None),
+    ("signed, half a step, bfloat16 nearest", "half step", "nearest", None),
+    ("ours: signed, half a step, bfloat16 up", "half step", "up", "fast"),
     ("ours, level best: codebook, search", "search", "up", "best"),
 )
 
@@ -94,7 +94,7 @@ def code(x: Array, bits: int, rule: str, rounding: str) -> Array:
     elif rule == "signed":
         scale = extreme * F(1 / half)
     else:
-        reach = half + (0.5 if rule == "half step" else 0.0)
+        reach = half + (0.5 if rule.endswith("extreme") else 0.0)
         scale = np.maximum(extreme * (F(1) / F(reach)), opposite * (F(1) / F(half - 0.5)))
     scale = round_scale(scale, rounding) * sign
     lowest = 1 - half if rule == "symmetric" else -half

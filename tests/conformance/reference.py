@@ -127,11 +127,8 @@ class BlockFloat:
         position: int,
         seed: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        beyond = 0.0 if self.stochastic else 0.5
         reach = self.half - (1.0 if self.stochastic else 0.5)
-        needed = np.maximum(
-            extreme * (_F(1) / _F(self.half + beyond)), opposite * (_F(1) / _F(reach))
-        )
+        needed = np.maximum(extreme * _F(1 / self.half), opposite * (_F(1) / _F(reach)))
         scale = self._scale_bits(needed, self.bits)
         scale[(scale == 0) & (extreme > 0)] = 1
         scale |= np.where(mirrored, 0x8000, 0).astype(np.uint16)

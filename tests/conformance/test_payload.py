@@ -192,7 +192,7 @@ FROZEN = {
     "identity": "f99bda8c5e73da75",
     "cast_fp16": "a1ce2185736ec6c1",
     "cast_bf16": "52a68f082bcde100",
-    "block_float8": "bbfcb96cdb5a42c8",
+    "block_float8": "7095e10cc4a67d2f",
     "block_float4": "cd95c782889f3766",
     "block_float4 best": "e9106c5ac5d5c93b",
 }

@@ -75,16 +75,16 @@ inline void unpack(const std::byte* in, std::size_t n, std::uint8_t* codes) {
   }
 }
 
-// The block's scale for the linear codebook. The extreme gets the code -2^(bits-1), the largest
-// value of the other sign the last code at most: neither is further than half a step from it.
-// Random rounding, which must not clip, needs both within the codes.
+// The block's scale for the linear codebook: the extreme gets the code -2^(bits-1) and stays
+// exact but for the scale's own rounding; the largest value of the other sign is no further than
+// half a step beyond the last code, or not beyond it where rounding is random and must not clip.
 template <int kBits>
 inline std::uint16_t linear_scale(Extremes found, bool stochastic) {
   constexpr float kHalf = 1 << (kBits - 1);
   const bool mirrored = found.positive > found.negative;
   const float extreme = std::bit_cast<float>(mirrored ? found.positive : found.negative);
   const float opposite = std::bit_cast<float>(mirrored ? found.negative : found.positive);
-  const float by_extreme = extreme * (stochastic ? 1.0f / kHalf : 1.0f / (kHalf + 0.5f));
+  const float by_extreme = extreme * (1.0f / kHalf);
   const float by_opposite = opposite * (1.0f / (stochastic ? kHalf - 1.0f : kHalf - 0.5f));
   std::uint16_t bits = scale_bits(by_extreme > by_opposite ? by_extreme : by_opposite, kBits);
   if (bits == 0 && extreme > 0) bits = 1;
