@@ -18,7 +18,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     try:
         options.run(options)
-    except Error as error:
+    except (Error, MemoryError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0

@@ -56,6 +56,8 @@ def describe(array: Any, *, writable: bool = False) -> Array:
         array = array.detach()
     if isinstance(array, np.ndarray):
         return _describe_numpy(array, writable)
+    if writable and _is_read_only(array):
+        raise UnsupportedError("the output array is read-only")
     try:
         fields = _core.describe(array)
     except TypeError as error:
@@ -76,7 +78,16 @@ def describe(array: Any, *, writable: bool = False) -> Array:
             raise UnsupportedError("the output array is not contiguous; pass a contiguous one")
         return describe(array.contiguous() if hasattr(array, "contiguous") else np.array(array))
     shape = tuple(fields["shape"])
+    if _product(shape) and not fields["address"]:
+        raise UnsupportedError(f"{type(array).__name__} has no memory behind it")
     return Array(fields["owner"], fields["address"], shape, _product(shape), DTYPES[name])
+
+
+def _is_read_only(array: Any) -> bool:
+    try:
+        return memoryview(array).readonly
+    except TypeError:  # no buffer: only DLPack
+        return False
 
 
 def _describe_numpy(array: np.ndarray, writable: bool) -> Array:

@@ -193,9 +193,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
                           lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),
     "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
-    "chunk_size": ("'auto', or at least 4096 bytes, as an integer or as '2MiB'",
+    "chunk_size": ("'auto', or 4096 bytes to 1024 GiB, as an integer or as '2MiB'",
                    lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
-                                             and parse_bytes(v) >= 4096)),
+                                             and 4096 <= parse_bytes(v) <= 1 << 40)),
     "window": ("'auto', or an integer from 1 to 64",
                lambda v: v == "auto" or (_is_int(1)(v) and v <= 64)),
     "algorithm": _one_of("auto", "two_shot", "one_shot"),
@@ -230,9 +230,9 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
-    except OSError as error:
-        raise ConfigError(f"cannot read configuration {str(path)!r}: {error.strerror}") from error
-    except tomllib.TOMLDecodeError as error:
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is no valid TOML: {error}") from error
     section = values.get("cccl", values)
     return dict(section) if isinstance(section, dict) else {"cccl": section}
@@ -287,8 +287,10 @@ def configure(
         base = {} if config is None else config
         if isinstance(base, Config):
             base = dataclasses.asdict(base)
-        elif not isinstance(base, Mapping):
+        elif isinstance(base, str | os.PathLike):
             base = _read_toml(Path(base))
+        elif not isinstance(base, Mapping):
+            base = dataclasses.asdict(Config.load(base))  # which refuses it
         config = {**base, **settings}
     _configured = Config.load(config)
     _attach.attach(_configured)

@@ -186,7 +186,7 @@ def _load(path: Path) -> np.ndarray:
     """All floating-point values of a .npy or .npz file, as float32."""
     try:
         loaded = np.load(path)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, EOFError) as error:
         raise ConfigError(f"cannot read gradients from {str(path)!r}: {error}") from error
     arrays = [loaded] if isinstance(loaded, np.ndarray) else [loaded[key] for key in loaded.files]
     floats = [array.ravel() for array in arrays if array.dtype.kind == "f"]

@@ -39,7 +39,8 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
   signature.set("plan", std::string(name_of(plan.algorithm)) + ", chunk " +
                             std::to_string(plan.chunk) + ", window " + std::to_string(plan.window));
   signature.set("codecs", codecs_of(call));
-  signature.set("checks", call.checksum ? "checksum" : "no checksum");
+  signature.set("checks", std::string(call.checksum ? "checksum" : "no checksum") +
+                              (call.raise_non_finite ? ", raise non-finite" : ""));
   return signature;
 }
 

@@ -1,15 +1,27 @@
 #include "collectives/job_thread.h"
 
+#include <unistd.h>
+
 #include <utility>
 
 #include "api/error.h"
 
 namespace cccl {
+namespace {
+
+thread_local const void* current_state = nullptr;  // of the job thread that this is
+constexpr Seconds kForever{1e9};                   // longer ones overflow the clock
+
+}  // namespace
 
 bool Work::wait(std::optional<Seconds> timeout) {
   std::unique_lock lock(mutex_);
   const auto done = [&] { return done_; };
-  if (timeout) {
+  if (!done_ && owner_ && owner_ == current_state)
+    throw Error(
+        "a callback of a collective waits for a collective of the same group, which would never "
+        "end: wait outside of callbacks");
+  if (timeout && *timeout < kForever) {
     if (!changed_.wait_for(lock, *timeout, done)) return false;
   } else {
     changed_.wait(lock, done);
@@ -53,6 +65,7 @@ struct JobThread::State {
   }
 
   void serve() {
+    current_state = this;
     std::unique_lock lock(mutex);
     for (;;) {
       wake.wait(lock, [&] { return stopping || !jobs.empty(); });
@@ -71,49 +84,61 @@ struct JobThread::State {
   }
 };
 
-JobThread::JobThread() : state_(std::make_shared<State>()) {
-  thread_ = std::thread([state = state_] { state->serve(); });
+JobThread::JobThread() : state_(std::make_shared<State>()), process_(::getpid()) {
+  thread_ = std::make_unique<std::thread>([state = state_] { state->serve(); });
 }
+
+bool JobThread::forked() const { return ::getpid() != process_; }
 
 JobThread::~JobThread() { close(); }
 
 std::shared_ptr<Work> JobThread::submit(Job job) {
+  if (forked())
+    throw ClosedError("this communicator was made before a fork: its thread is not here");
   const std::lock_guard lock(state_->mutex);
   if (!state_->refused.empty())
     throw ClosedError("this communicator takes no more work: " + state_->refused +
                       ". Make a new one, on all ranks.");
   auto work = job.work;
+  work->owner_ = state_.get();
   state_->jobs.push_back(std::move(job));
   state_->wake.notify_all();
   return work;
 }
 
 void JobThread::refuse(const std::string& reason) {
+  if (forked()) return;
   const std::lock_guard lock(state_->mutex);
   if (state_->refused.empty()) state_->refused = reason;
 }
 
 std::string JobThread::refused() const {
+  if (forked()) return "it was made before a fork";
   const std::lock_guard lock(state_->mutex);
   return state_->refused;
 }
 
 bool JobThread::busy() const {
+  if (forked()) return false;
   const std::lock_guard lock(state_->mutex);
   return state_->running || !state_->jobs.empty();
 }
 
 void JobThread::close() {
+  if (forked()) {
+    (void)thread_.release();  // a thread that is not here can neither be joined nor detached
+    return;
+  }
+  if (!thread_ || !thread_->joinable()) return;
   refuse("it was closed");
-  const bool within = std::this_thread::get_id() == thread_.get_id();
+  const bool within = std::this_thread::get_id() == thread_->get_id();
   {
     const std::lock_guard lock(state_->mutex);
     state_->stopping = true;
     state_->abandoned |= within;
     state_->wake.notify_all();
   }
-  if (!thread_.joinable()) return;
-  within ? thread_.detach() : thread_.join();
+  within ? thread_->detach() : thread_->join();
 }
 
 }  // namespace cccl

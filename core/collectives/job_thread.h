@@ -18,7 +18,8 @@ namespace cccl {
 // A job under way. Thread-safe.
 class Work {
  public:
-  // False if it is not done after `timeout` (none: forever). Throws what the job threw.
+  // False if it is not done after `timeout` (none: forever). Throws what the job threw, and Error
+  // on the thread that would have to run the job.
   bool wait(std::optional<Seconds> timeout = std::nullopt);
   bool done() const;
   std::exception_ptr error() const;
@@ -30,6 +31,8 @@ class Work {
   std::condition_variable changed_;
   bool done_ = false;
   std::exception_ptr error_;
+  friend class JobThread;
+  const void* owner_ = nullptr;  // the thread's state
 };
 
 struct Job {
@@ -56,13 +59,16 @@ class JobThread {
   bool busy() const;  // a job runs or waits its turn
 
   // Finishes what was submitted and ends the thread. From within a job (its callback dropped the
-  // last owner), the jobs behind it fail instead.
+  // last owner), the jobs behind it fail instead. In a fork there is no thread: nothing is done.
   void close();
 
  private:
   struct State;
+  bool forked() const;  // this process is a fork of the one that has the thread
+
   std::shared_ptr<State> state_;  // the thread's too: it may outlive this object
-  std::thread thread_;
+  std::unique_ptr<std::thread> thread_;
+  long process_;
 };
 
 }  // namespace cccl

@@ -21,6 +21,7 @@ _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
 _OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
+_OP_NAMES = {op: name for name, op in _OPS.items()}
 _REDUCING = ("all_reduce", "reduce_scatter")
 _GATHERED = ("reduce_scatter", "all_gather")
 # Dtypes that gloo moves only as bytes.
@@ -29,6 +30,10 @@ _BYTES_TO_GLOO = {
     for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
     if hasattr(torch, name)
 }
+
+
+# Carries flat tensors: (input, output, async_op) -> what c10d returns.
+Plain = Callable[[torch.Tensor, torch.Tensor, bool], Any]
 
 
 class Call:
@@ -45,7 +50,9 @@ class Call:
         label: str,
         src: int = 0,
     ):
-        self.collective, self.label = collective, label
+        self.collective, self.label = collective, str(label)
+        for tensor in (input, output):
+            _check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
         self.input, self.output = input.detach(), output.detach()
         self.config = current_config() if config is None else Config.load(config)
@@ -57,7 +64,7 @@ class Call:
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
         self._check()
 
-    def run(self, async_op: bool, plain: Callable[[], Any]) -> Any:
+    def run(self, async_op: bool, plain: Plain) -> Any:
         """Sends it compressed, or with `plain`; as c10d, returns a work if `async_op`."""
         if self.group is None:
             return None
@@ -66,11 +73,11 @@ class Call:
             work = self.submit()
         elif self.size == 1:
             if not self.in_place:
-                self.output.copy_(self.input)
+                self.output.copy_(self.input.reshape(self.output.shape))
             self.record_plain(reason, 0.0)
             work = Work.finished(self.output)
         else:
-            return self._run_plain(expected, reason, plain)
+            return self._run_plain(expected, reason, plain, async_op)
         if async_op:
             return work
         work.wait()
@@ -82,12 +89,7 @@ class Call:
         codecs = self.config.codecs
         assert codecs is not None
         output = self.output
-        sent = self.input.resolve_conj().resolve_neg().contiguous()
-        received = output
-        if self.in_place:
-            received = sent
-        elif not output.is_contiguous() or output.is_conj() or output.is_neg():
-            received = torch.empty(output.shape, dtype=output.dtype)
+        sent, received = self._staged()
         source, target = _real(sent), _real(received)
         part = min(source.numel(), target.numel())
         work = Work(output)
@@ -96,10 +98,9 @@ class Call:
         # No reference to `self`: the group must not live as long as its last collective's thread.
         def finish(error: Exception | None) -> None:
             try:
-                if received.data_ptr() != output.data_ptr():
-                    output.copy_(received)
+                _copy_back(received, output)
             except RuntimeError as failure:
-                error = error or failure
+                error = work._failure = error or failure
             work._kept = None
             if error is not None and future_raises:
                 work._future.set_exception(error)
@@ -117,11 +118,29 @@ class Call:
         )  # fmt: skip
         return work
 
-    def _run_plain(self, expected: bool, reason: str, plain: Callable[[], Any]) -> Any:
+    def _staged(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Input and output as plain memory: themselves where they are, else copies."""
+        output = self.output
+        sent = self.input.resolve_conj().resolve_neg().contiguous()
+        if self.in_place:
+            return sent, sent
+        if output.is_contiguous() and not (output.is_conj() or output.is_neg()):
+            return sent, output
+        return sent, torch.empty(output.shape, dtype=output.dtype, device="cpu")
+
+    def _run_plain(self, expected: bool, reason: str, plain: Plain, async_op: bool) -> Any:
         self.permit_plain(expected, reason)
         begun = time.perf_counter()
+        sent, received = self.input, self.output
+        if self.input.layout is torch.strided:
+            sent, received = self._staged()
+        # What must be copied back is waited for: gloo reads and writes memory, not strides.
+        direct = received.data_ptr() == self.output.data_ptr()
         try:
-            result = plain()
+            if self.input.layout is torch.strided:
+                result = plain(_flat(sent), _flat(received), async_op and direct)
+            else:
+                result = plain(sent, received, async_op)
         except RuntimeError as error:
             moved = "gloo/transport" in str(error) or "onnection" in str(error)
             kind = TransportError if moved else UnsupportedError
@@ -130,7 +149,10 @@ class Call:
                 f"{self.input.dtype} with {self.op}: {error}"
             ) from error
         self.record_plain(reason, time.perf_counter() - begun)
-        return result
+        if direct or self.input.layout is not torch.strided:
+            return result
+        _copy_back(received, self.output)
+        return Work.finished(self.output) if async_op else None
 
     def permit_plain(self, expected: bool, reason: str) -> None:
         """Before the backend carries it: strict mode, and whether all ranks do the same."""
@@ -141,7 +163,9 @@ class Call:
                 "collective": self.collective,
                 "dtype": str(self.input.dtype).removeprefix("torch."),
                 "count": str(self.input.numel()),
-                "op": str(self.op),
+                "op": _OP_NAMES.get(self.op, str(self.op))
+                if self.collective in _REDUCING
+                else "none",
                 "root": str(self.root),
                 "codecs": "plain",
             })  # fmt: skip
@@ -187,6 +211,8 @@ class Call:
                     f"{where}: a tensor is on {tensor.device}; this version compresses CPU "
                     "tensors only. Use torch.distributed for it."
                 )
+            if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
+                raise UnsupportedError(f"{where}: a tensor has no memory behind it")
         if self.input.dtype != self.output.dtype:
             raise UnsupportedError(
                 f"{where}: input is {self.input.dtype}, output {self.output.dtype}; they must be "
@@ -232,6 +258,26 @@ class Call:
         return a < d and c < b
 
 
+def _check_kind(tensor: Any, where: str) -> None:
+    if not isinstance(tensor, torch.Tensor):
+        raise UnsupportedError(f"{where} takes tensors, not {type(tensor).__name__}")
+    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.is_nested:
+        raise UnsupportedError(
+            f"{where}: a {type(tensor).__name__} is no plain tensor; pass what it is made of, as "
+            "DTensor.to_local()"
+        )
+
+
+def _copy_back(received: torch.Tensor, output: torch.Tensor) -> None:
+    if received.data_ptr() != output.data_ptr():
+        with torch.inference_mode(output.is_inference()):
+            output.copy_(received)
+
+
+def _flat(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1)
+
+
 def movable(tensor: torch.Tensor) -> torch.Tensor:
     """As bytes where gloo does not know the dtype; for collectives that only move values."""
     return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
@@ -242,6 +288,8 @@ def _reduce_op(op: Any) -> Any:
         if op not in _OPS:
             raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
         return _OPS[op]
+    if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
+        raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
     return op
 
 

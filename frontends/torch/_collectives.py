@@ -40,7 +40,9 @@ def all_reduce(
         NotCompressedError: strict mode, and it would have gone plain.
     """
     call = Call("all_reduce", tensor, tensor, op, group, config, label)
-    return call.run(async_op, lambda: dist.all_reduce(tensor, call.op, call.group, async_op))
+    return call.run(
+        async_op, lambda _, out, later: dist.all_reduce(out, call.op, call.group, later)
+    )
 
 
 def reduce_scatter(
@@ -59,7 +61,9 @@ def reduce_scatter(
     """
     call = Call("reduce_scatter", input, output, op, group, config, label)
     plain = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return call.run(async_op, lambda: plain(output, input, call.op, call.group, async_op))
+    return call.run(
+        async_op, lambda whole, out, later: plain(out, whole, call.op, call.group, later)
+    )
 
 
 def all_gather(
@@ -78,7 +82,10 @@ def all_gather(
     """
     call = Call("all_gather", input, output, "sum", group, config, label)
     plain = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return call.run(async_op, lambda: plain(movable(output), movable(input), call.group, async_op))
+    return call.run(
+        async_op,
+        lambda part, out, later: plain(movable(out), movable(part), call.group, later),
+    )
 
 
 def broadcast(
@@ -94,4 +101,6 @@ def broadcast(
     the decoded values. Plain unless `collective_filter` names it. Else as `all_reduce`.
     """
     call = Call("broadcast", tensor, tensor, "sum", group, config, label, src)
-    return call.run(async_op, lambda: dist.broadcast(movable(tensor), src, call.group, async_op))
+    return call.run(
+        async_op, lambda _, out, later: dist.broadcast(movable(out), src, call.group, later)
+    )

@@ -75,9 +75,11 @@ class GlooTransport:
             try:
                 self._gloo = c10d.ProcessGroupGloo(self._store, self.rank, self.size, limit)
             except RuntimeError as error:
-                raise DeadlineError(
+                late = "imed out" in str(error) or "imeout" in str(error)
+                kind = DeadlineError if late else TransportError
+                raise kind(
                     f"rank {self.rank} could not connect to the other {self.size - 1} ranks of "
-                    f"its group within {self._seconds:g} s: each must make the same call. {error}"
+                    f"its group (limit {self._seconds:g} s): each must make the same call. {error}"
                 ) from error
         return self._gloo
 

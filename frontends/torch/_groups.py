@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
+import os
 import threading
 import weakref
 from typing import Any
@@ -37,6 +39,7 @@ class GroupCommunicator:
 
 
 _communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()
+_left_behind: weakref.WeakSet[Any] = weakref.WeakSet()  # groups from before a fork
 _lock = threading.Lock()
 
 
@@ -50,11 +53,18 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
                 "there is no process group: call torch.distributed.init_process_group() first"
             )
         group = dist.group.WORLD
+    if not isinstance(group, dist.ProcessGroup) and group != dist.GroupMember.NON_GROUP_MEMBER:
+        raise UnsupportedError(f"group is a {type(group).__name__}, not a process group")
     return None if group == dist.GroupMember.NON_GROUP_MEMBER else group
 
 
 def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
     """Of `group`. Raises `ClosedError` after a failure, until `recover` is called."""
+    if group in _left_behind:
+        raise ClosedError(
+            "this process group was made before a fork, and its connections are the parent's: use "
+            "collectives in the parent, or call init_process_group in the child"
+        )
     with _lock:
         found = _communicators.get(group)
         if found is None:
@@ -96,6 +106,19 @@ def _timeout_of(group: dist.ProcessGroup) -> float:
         except (AttributeError, RuntimeError):
             continue
     return 1800.0
+
+
+def _forget_in_fork() -> None:
+    """A fork has none of the threads that communicators and gloo need: they are never touched."""
+    global _lock
+    _lock = threading.Lock()
+    for group, found in list(_communicators.items()):
+        _left_behind.add(group)
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+    _communicators.clear()
+
+
+os.register_at_fork(after_in_child=_forget_in_fork)
 
 
 @atexit.register

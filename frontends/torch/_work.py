@@ -34,6 +34,7 @@ class Work:
         self._kept: Any = None  # tensors that the core reads and writes by address
         self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         self._core: Any = None
+        self._failure: Exception | None = None  # of what follows the core's work
 
     @classmethod
     def finished(cls, result: torch.Tensor) -> Work:
@@ -51,6 +52,8 @@ class Work:
         seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
         if not self._core.wait(seconds):
             raise DeadlineError(f"the collective was not done after {seconds:g} s")
+        if self._failure is not None:
+            raise self._failure
         return True
 
     def is_completed(self) -> bool:
@@ -64,7 +67,7 @@ class Work:
     def exception(self) -> Exception | None:
         """What it raised, if it ended badly."""
         error: Exception | None = self._core.error()
-        return error
+        return error or self._failure
 
     def result(self) -> list[torch.Tensor]:
         """The output, once done."""

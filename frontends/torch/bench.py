@@ -51,7 +51,7 @@ def _config(name: str, options: argparse.Namespace) -> Config:
         result_type=options.result_type,
         chunk_size=options.chunk_size if options.chunk_size == "auto"
         else parse_bytes(options.chunk_size),
-        window=options.window if options.window == "auto" else int(options.window),
+        window=int(options.window) if options.window.isdigit() else options.window,
         algorithm=options.algorithm,
         checksum=not options.no_checksum,
         deadline=options.deadline,
