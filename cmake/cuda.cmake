@@ -4,6 +4,11 @@ set(CCCLIB_HAVE_CUDA OFF)
 if(NOT CCCLIB_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "CCCLIB_CUDA = '${CCCLIB_CUDA}'; allowed: AUTO, ON, OFF")
 endif()
+# A CUDA compiler that is named but broken must be an error, not a quiet CPU build.
+if(DEFINED CMAKE_CUDA_COMPILER AND NOT EXISTS "${CMAKE_CUDA_COMPILER}" AND NOT CCCLIB_CUDA STREQUAL "OFF")
+  message(FATAL_ERROR "CMAKE_CUDA_COMPILER='${CMAKE_CUDA_COMPILER}' does not exist: name an nvcc that "
+    "does, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
+endif()
 if(NOT CCCLIB_CUDA STREQUAL "OFF")
   include(CheckLanguage)
   check_language(CUDA)

@@ -6,9 +6,12 @@ import atexit
 import importlib
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 from . import _core
-from ._config import Config
+
+if TYPE_CHECKING:
+    from ._config import Config
 
 _UNUSED = (
     "cccl.configure() was called before torch was imported, and nothing was compressed. Call it "

@@ -68,7 +68,9 @@ class Codec:
         return self._core.spec
 
     def max_encoded_bytes(self, count: int, dtype: str = "float32") -> int:
-        """Upper bound of a payload of `count` values, header included."""
+        """Upper bound of a payload of `count` values (up to 2^48), header included."""
+        if not 0 <= count <= 1 << 48:
+            raise ConfigError(f"count = {count}; allowed: 0 to 2^48")
         return self._core.max_encoded_bytes(count, _arrays.dtype_named(dtype).number)
 
     def encode(self, array: Any, *, seed: int = 0, position: int = 0) -> Payload:

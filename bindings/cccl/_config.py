@@ -70,7 +70,8 @@ class Config:
     """Checksums over payloads on the wire."""
 
     non_finite: str = "propagate"
-    """What an Inf or NaN in a gradient does: "propagate" as NaN, or "raise" `NonFiniteError`."""
+    """What an Inf or NaN in a gradient does: "propagate" as NaN, or "raise" `NonFiniteError`, on
+    every rank (in reduce_scatter on the one whose part it is)."""
 
     strict: bool = False
     """Raise `NotCompressedError` where something that should be compressed would go plain."""

@@ -32,6 +32,9 @@ class Transport {
   virtual int size() const = 0;
   virtual DeviceKind device() const = 0;
 
+  // Pipeline steps that a receive is posted before its send: 0 where both must be in one group.
+  virtual std::size_t receive_ahead() const { return 1; }
+
   // Starts all transfers as one group, after the work that is in `queue` now; never blocks.
   // The memory must stay as it is until wait() returned for the request.
   virtual void post(std::span<Transfer> transfers, Queue& queue) = 0;

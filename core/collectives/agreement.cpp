@@ -5,15 +5,10 @@
 #include <vector>
 
 #include "api/error.h"
+#include "collectives/hash.h"
 
 namespace cccl {
 namespace {
-
-std::uint64_t mix(std::uint64_t x) {  // splitmix64's finalizer (S. Vigna, public domain)
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
-}
 
 std::string compare(const std::vector<Signature>& all, std::size_t field) {
   std::string text = std::string(Signature::kFields[field]) + ": ";

@@ -4,16 +4,14 @@
 #include <utility>
 
 #include "api/measure.h"
+#include "collectives/hash.h"
 #include "devices/cpu/queue.h"
 
 namespace cccl {
 namespace {
 
 std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
-  std::uint64_t x = base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1);
-  x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9u;
-  x = (x ^ (x >> 27)) * 0x94D049BB133111EBu;
-  return x ^ (x >> 31);
+  return mix(base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1));
 }
 
 std::string codecs_of(const CollectiveCall& call) {
@@ -125,6 +123,7 @@ RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
   args.rank = transport_->rank();
   args.size = transport_->size();
   args.root = call.root;
+  args.receive_ahead = transport_->receive_ahead();
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype);
   const Plan plan(args);

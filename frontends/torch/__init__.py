@@ -2,7 +2,12 @@
 
 from typing import Any
 
-import torch.distributed as _dist
+try:
+    import torch.distributed as _dist
+except ModuleNotFoundError as _error:
+    raise ModuleNotFoundError(
+        f"cccl.torch needs {_error.name}: pip install 'cccl[torch]'", name=_error.name
+    ) from _error
 
 from .._config import current_config as _current_config
 from .._config import is_configured as _is_configured
