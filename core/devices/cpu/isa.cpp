@@ -23,8 +23,9 @@ std::vector<Isa> available_isas() {
   std::vector<Isa> found{Isa::kBaseline};
 #if defined(__x86_64__) && defined(__GNUC__)
   if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("bmi2")) found.push_back(Isa::kAvx2);
-  if (found.size() == 2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-      __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))
+  if (found.size() == 2 && __builtin_cpu_supports("avx512f") &&
+      __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
     found.push_back(Isa::kAvx512);
 #endif
   return found;
