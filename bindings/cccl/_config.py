@@ -231,10 +231,10 @@ def _read_toml(path: Path) -> dict[str, Any]:
     try:
         with path.open("rb") as file:
             values = tomllib.load(file)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is no valid TOML: {error}") from error
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
     section = values.get("cccl", values)
     return dict(section) if isinstance(section, dict) else {"cccl": section}
 

@@ -109,11 +109,14 @@ std::exception_ptr Engine::run(const CollectiveCall& call,
   return error;
 }
 
-void Engine::agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline) {
+std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t sequence,
+                                 Seconds deadline) {
   const auto digest = signature.digest();
-  if (agreed_.contains(digest)) return;
-  cccl::agree(signature, sequence, *transport_, *queue_, deadline, signatures_);
-  agreed_.insert(digest);
+  if (!agreed_.contains(digest)) {
+    cccl::agree(signature, sequence, *transport_, *queue_, deadline, signatures_);
+    agreed_.insert(digest);
+  }
+  return digest;
 }
 
 RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
@@ -136,9 +139,8 @@ RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
     return stats;
   }
 
-  const auto signature = signature_of(call, args);
   const auto deadline = call.deadline.value_or(deadline_);
-  agree_once(signature, sequence, deadline);
+  const auto digest = agree_once(signature_of(call, args), sequence, deadline);
   PipelineJob job;
   job.in = call.in;
   job.out = call.out;
@@ -149,7 +151,7 @@ RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
       seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(transport_->rank()));
   job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
   job.checksum = call.checksum;
-  job.tag = tag_of(sequence, signature.digest());
+  job.tag = tag_of(sequence, digest);
   job.deadline = deadline;
   return run_pipeline(plan, job, *transport_, *queue_, pool_);
 }

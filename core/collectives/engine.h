@@ -58,7 +58,8 @@ class Engine {
  private:
   RunStats perform(const CollectiveCall& call, std::string& algorithm);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
-  void agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline);
+  // Returns the signature's digest.
+  std::uint64_t agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline);
 
   Seconds deadline_;
   std::unique_ptr<Queue> queue_;

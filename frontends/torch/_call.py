@@ -32,7 +32,7 @@ _BYTES_TO_GLOO = {
 }
 
 
-# Carries flat tensors: (input, output, async_op) -> what c10d returns.
+# Carries flat tensors (sparse ones as they are): (input, output, async_op) -> what c10d returns.
 Plain = Callable[[torch.Tensor, torch.Tensor, bool], Any]
 
 
@@ -54,7 +54,7 @@ class Call:
         for tensor in (input, output):
             _check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
-        self.input, self.output = input.detach(), output.detach()
+        self.input, self.output = _detached(input), _detached(output)
         self.config = current_config() if config is None else Config.load(config)
         self.group = resolve(group)
         if self.group is None:
@@ -131,16 +131,13 @@ class Call:
     def _run_plain(self, expected: bool, reason: str, plain: Plain, async_op: bool) -> Any:
         self.permit_plain(expected, reason)
         begun = time.perf_counter()
-        sent, received = self.input, self.output
+        sent, received, direct = self.input, self.output, True
         if self.input.layout is torch.strided:
-            sent, received = self._staged()
-        # What must be copied back is waited for: gloo reads and writes memory, not strides.
-        direct = received.data_ptr() == self.output.data_ptr()
+            # gloo reads and writes memory, not strides: what must be copied back is waited for.
+            sent, received = (staged.reshape(-1) for staged in self._staged())
+            direct = received.data_ptr() == self.output.data_ptr()
         try:
-            if self.input.layout is torch.strided:
-                result = plain(_flat(sent), _flat(received), async_op and direct)
-            else:
-                result = plain(sent, received, async_op)
+            result = plain(sent, received, async_op and direct)
         except RuntimeError as error:
             moved = "gloo/transport" in str(error) or "onnection" in str(error)
             kind = TransportError if moved else UnsupportedError
@@ -149,9 +146,9 @@ class Call:
                 f"{self.input.dtype} with {self.op}: {error}"
             ) from error
         self.record_plain(reason, time.perf_counter() - begun)
-        if direct or self.input.layout is not torch.strided:
+        if direct:
             return result
-        _copy_back(received, self.output)
+        _copy_back(received.view(self.output.shape), self.output)
         return Work.finished(self.output) if async_op else None
 
     def permit_plain(self, expected: bool, reason: str) -> None:
@@ -246,7 +243,7 @@ class Call:
 
     def _inputs_overlap(self) -> bool:
         """Whether writing the output would change input that is still to be read."""
-        if torch.strided not in (self.input.layout, self.output.layout):
+        if not (self.input.layout is self.output.layout is torch.strided):
             return False
         whole, part = self.input, self.output
         if self.collective == "all_gather":
@@ -268,14 +265,15 @@ def _check_kind(tensor: Any, where: str) -> None:
         )
 
 
+def _detached(tensor: torch.Tensor) -> torch.Tensor:
+    """Without its graph; a sparse one itself, as what is written to a detached one stays there."""
+    return tensor.detach() if tensor.layout is torch.strided else tensor
+
+
 def _copy_back(received: torch.Tensor, output: torch.Tensor) -> None:
     if received.data_ptr() != output.data_ptr():
         with torch.inference_mode(output.is_inference()):
             output.copy_(received)
-
-
-def _flat(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.reshape(-1)
 
 
 def movable(tensor: torch.Tensor) -> torch.Tensor:

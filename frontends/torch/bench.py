@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import bench
-from .._config import PLAIN, Config, parse_bytes
+from .._config import PLAIN, Config
 from .._stats import plain_bytes, reset_stats, stats
 from ..errors import ConfigError
 from . import all_gather, all_reduce, broadcast, reduce_scatter
@@ -49,8 +49,7 @@ def _config(name: str, options: argparse.Namespace) -> Config:
     return dataclasses.replace(
         bench.config_of(name, options),
         result_type=options.result_type,
-        chunk_size=options.chunk_size if options.chunk_size == "auto"
-        else parse_bytes(options.chunk_size),
+        chunk_size=options.chunk_size,
         window=int(options.window) if options.window.isdigit() else options.window,
         algorithm=options.algorithm,
         checksum=not options.no_checksum,

@@ -128,3 +128,15 @@ def _fork():
 
 def test_a_fork_gets_an_error_and_leaves_its_parent_alone(own_ranks):
     assert own_ranks(2).outcomes(_fork, seconds=40) == [0, 0]
+
+
+def _sparse():
+    rank = dist.get_rank()
+    mine = torch.sparse_coo_tensor([[rank, 3]], [1.0, 2.0], (5,))
+    cccl.torch.all_reduce(mine, op="sum")
+    return mine.to_dense().tolist()
+
+
+def test_sparse_tensors_go_to_the_backend_as_they_are(ranks):
+    """F043, without DDP."""
+    assert ranks(2)(_sparse) == [[1.0, 1.0, 0.0, 4.0, 0.0]] * 2

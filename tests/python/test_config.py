@@ -223,3 +223,9 @@ def test_options_reach_the_codecs_that_have_them():
 )
 def test_sizes_may_have_units(text, value):
     assert parse_bytes(text) == value
+
+
+def test_a_broken_toml_file_is_called_that(tmp_path):
+    (tmp_path / "broken.toml").write_text("compression_type = ")
+    with pytest.raises(cccl.ConfigError, match="no valid TOML"):
+        cccl.configure(tmp_path / "broken.toml")
