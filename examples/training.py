@@ -44,7 +44,8 @@ def train(rank: int, world: int, init_method: str, args: argparse.Namespace) -> 
     """Trains as one of `world` ranks; rank 0 writes `args.result`."""
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)  # the same initial weights in every run
-    dist.init_process_group("gloo", init_method, DEADLINE, world_size=world, rank=rank)
+    store, rank, world = next(dist.rendezvous(init_method, rank, world))
+    dist.init_process_group("gloo", timeout=DEADLINE, store=store, rank=rank, world_size=world)
 
     size = SIZES[args.size]
     model = GPT(size)
@@ -86,9 +87,11 @@ def train(rank: int, world: int, init_method: str, args: argparse.Namespace) -> 
     }
     batch = corpus.sample(text, size.batch, size.context, generator)
     mine["compute_seconds"] = compute_seconds(ddp, optimizer, batch)
-    everyone: list[Any] = [None] * world
-    dist.all_gather_object(everyone, mine)
+    # Through the store: gloo's threads may still free the Python objects of a last collective
+    # while the interpreter ends, which kills the process (Python before 3.14).
+    store.set(f"result of rank {rank}", json.dumps(mine))
     if rank == 0:
+        everyone = [json.loads(store.get(f"result of rank {other}")) for other in range(world)]
         Path(args.result).write_text(json.dumps(summary(args, model, everyone)))
     dist.destroy_process_group()
 
