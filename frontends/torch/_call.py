@@ -3,37 +3,73 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _core
 from .._arrays import DTYPES, DType
-from .._config import Config, current_config
-from .._stats import plain_bytes
-from ..errors import ConfigError, NotCompressedError, TransportError, UnsupportedError
-from ._groups import communicator, resolve
+from .._config import AUTO, PLAIN, Config, current_config, loaded
+from .._policy import Choice, Policy
+from ..errors import ConfigError, NotCompressedError, UnsupportedError
+from ._auto import Probe, policy_of
+from ._groups import communicator, existing, resolve
+from ._plain import OPS, PlainCall, is_simple
 from ._work import Work
 
 _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
-_OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
-_OP_NAMES = {op: name for name, op in _OPS.items()}
+_OP_NAMES = {op: name for name, op in OPS.items()}
 _REDUCING = ("all_reduce", "reduce_scatter")
 _GATHERED = ("reduce_scatter", "all_gather")
-# Dtypes that gloo moves only as bytes.
-_BYTES_TO_GLOO = {
-    getattr(torch, name)
-    for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
-    if hasattr(torch, name)
-}
+_MOST_LABELS = 256
 
 
-# Carries flat tensors (sparse ones as they are): (input, output, async_op) -> what c10d returns.
-Plain = Callable[[torch.Tensor, torch.Tensor, bool], Any]
+def send(
+    collective: str,
+    input: torch.Tensor,
+    output: torch.Tensor,
+    op: Any,
+    group: dist.ProcessGroup | None,
+    async_op: bool,
+    config: Any,
+    label: str,
+    src: int = 0,
+) -> Any:
+    """A collective, compressed or plain; returns a work if `async_op`."""
+    settings = current_config() if config is None else loaded(config)
+    plain = _made_before(collective, input, output, op, group, settings, label, src)
+    if plain is None:
+        call = Call(collective, input, output, op, group, settings, label, src)
+        return call.run(async_op)
+    if output is not input:
+        input, output = input.view(-1), output.view(-1)
+    return plain.send(input, output, group, async_op)
+
+
+def _made_before(
+    collective: str,
+    input: Any,
+    output: Any,
+    op: Any,
+    group: Any,
+    config: Config,
+    label: str,
+    src: int,
+) -> PlainCall | None:
+    """A plain call like an earlier one, of tensors that need no closer look."""
+    found = existing(group)
+    if found is None or not is_simple(input):
+        return None
+    op = OPS.get(op, op) if type(op) is str else op
+    known = found.known((collective, input.dtype, input.numel(), op, src))
+    if not known:
+        return None
+    call: PlainCall | None = known.get((label, id(config)))
+    if call is None or not call.fits(input, output) or not call.again():
+        return None
+    return call
 
 
 class Call:
@@ -46,7 +82,7 @@ class Call:
         output: torch.Tensor,
         op: Any,
         group: dist.ProcessGroup | None,
-        config: Any,
+        config: Config,
         label: str,
         src: int = 0,
     ):
@@ -55,29 +91,32 @@ class Call:
             _check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
         self.input, self.output = _detached(input), _detached(output)
-        self.config = current_config() if config is None else Config.load(config)
+        self.config = config
         self.group = resolve(group)
         if self.group is None:
             return
         self.op = _reduce_op(op)
         self.size = self.group.size()
+        self.src = src
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
+        self.choice: Choice | None = None  # of compression_type auto
+        self.policy: Policy | None = None
         self._check()
 
-    def run(self, async_op: bool, plain: Plain) -> Any:
-        """Sends it compressed, or with `plain`; as c10d, returns a work if `async_op`."""
+    def run(self, async_op: bool) -> Any:
+        """Sends it compressed or plain; as c10d, returns a work if `async_op`."""
         if self.group is None:
             return None
-        expected, reason = self.why_plain()
+        reason = self.decide()
         if not reason:
             work = self.submit()
         elif self.size == 1:
             if not self.in_place:
                 self.output.copy_(self.input.reshape(self.output.shape))
-            self.record_plain(reason, 0.0)
+            self.plainly(reason).record(0.0)
             work = Work.finished(self.output)
         else:
-            return self._run_plain(expected, reason, plain, async_op)
+            return self._run_plain(reason, async_op)
         if async_op:
             return work
         work.wait()
@@ -95,6 +134,8 @@ class Call:
         work = Work(output)
         work._kept = (sent, received)  # the core has their addresses only
 
+        choice, policy, begun = self.choice, self.policy, time.perf_counter()
+
         # No reference to `self`: the group must not live as long as its last collective's thread.
         def finish(error: Exception | None) -> None:
             try:
@@ -102,6 +143,8 @@ class Call:
             except RuntimeError as failure:
                 error = work._failure = error or failure
             work._kept = None
+            if policy is not None and choice is not None and error is None:
+                policy.observe(choice, time.perf_counter() - begun)
             if error is not None and future_raises:
                 work._future.set_exception(error)
             else:
@@ -115,6 +158,8 @@ class Call:
             algorithm=self.config.algorithm, seed=self.config.seed,
             checksum=self.config.checksum, raise_non_finite=self.config.non_finite == "raise",
             label=self.label, deadline=self.config.deadline, on_done=finish,
+            predicted=choice.predicted if choice else 0.0,
+            alternative=choice.alternative if choice else 0.0,
         )  # fmt: skip
         return work
 
@@ -128,61 +173,70 @@ class Call:
             return sent, output
         return sent, torch.empty(output.shape, dtype=output.dtype, device="cpu")
 
-    def _run_plain(self, expected: bool, reason: str, plain: Plain, async_op: bool) -> Any:
-        self.permit_plain(expected, reason)
-        begun = time.perf_counter()
+    def _run_plain(self, reason: str, async_op: bool) -> Any:
+        plain = self.plainly(reason)
         sent, received, direct = self.input, self.output, True
         if self.input.layout is torch.strided:
             # gloo reads and writes memory, not strides: what must be copied back is waited for.
             sent, received = (staged.reshape(-1) for staged in self._staged())
             direct = received.data_ptr() == self.output.data_ptr()
-        try:
-            result = plain(sent, received, async_op and direct)
-        except RuntimeError as error:
-            moved = "gloo/transport" in str(error) or "onnection" in str(error)
-            kind = TransportError if moved else UnsupportedError
-            raise kind(
-                f"{self.collective} {self.label!r} went plain ({reason}), and the backend refused "
-                f"{self.input.dtype} with {self.op}: {error}"
-            ) from error
-        self.record_plain(reason, time.perf_counter() - begun)
+        result = plain.send(sent, received, self.group, async_op and direct)
         if direct:
             return result
         _copy_back(received.view(self.output.shape), self.output)
         return Work.finished(self.output) if async_op else None
 
-    def permit_plain(self, expected: bool, reason: str) -> None:
-        """Before the backend carries it: strict mode, and whether all ranks do the same."""
-        if not expected and self.config.strict:
-            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
-        if self.size > 1 and self.group is not None:
-            communicator(self.group, self.config).agree({
-                "collective": self.collective,
-                "dtype": str(self.input.dtype).removeprefix("torch."),
-                "count": str(self.input.numel()),
-                "op": _OP_NAMES.get(self.op, str(self.op))
-                if self.collective in _REDUCING
-                else "none",
-                "root": str(self.root),
-                "codecs": "plain",
-            })  # fmt: skip
-
-    def record_plain(self, reason: str, seconds: float) -> None:
-        """Counts a call that the backend carried."""
-        nbytes = self.input.numel() * self.input.element_size()
-        _core.record_plain(
-            self.label, self.collective, str(self.input.dtype).removeprefix("torch."), reason,
-            self.size, self.input.numel(), nbytes,
-            plain_bytes(self.collective, nbytes, self.size), seconds,
+    def plainly(self, reason: str) -> PlainCall:
+        """Before the backend carries it: whether all ranks do the same."""
+        call = PlainCall(
+            self.collective, self.label, reason, self.input, self.op, self.src,
+            self.output.numel(), self.size, self.config, self.choice, self.policy,
         )  # fmt: skip
+        if self.size > 1 and self.group is not None:
+            found = communicator(self.group, self.config)
+            known = found.agree_once(self._key(), self._plain_fields)
+            if len(known) == _MOST_LABELS:
+                known.clear()
+            known[self.label, id(self.config)] = call
+        return call
 
-    def why_plain(self) -> tuple[bool, str]:
+    def _key(self) -> Any:
+        """Of what all ranks must have in common to go plain."""
+        return self.collective, self.input.dtype, self.input.numel(), self.op, self.src
+
+    def _plain_fields(self) -> dict[str, str]:
+        op = _OP_NAMES.get(self.op, str(self.op))
+        return {
+            "collective": self.collective,
+            "dtype": str(self.input.dtype).removeprefix("torch."),
+            "count": str(self.input.numel()),
+            "op": op if self.collective in _REDUCING else "none",
+            "root": str(self.root),
+            "codecs": "plain",
+        }
+
+    def decide(self) -> str:
+        """Why it goes plain; "" to compress it. Strict mode raises `NotCompressedError`."""
+        expected, reason = self._why_plain()
+        if reason and not expected and self.config.strict:
+            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+        if not reason and self.config.compression_type == AUTO:
+            probe = Probe(self.collective, self.input.dtype, self.op, self.group, self.config)
+            self.policy = policy_of(probe, self.group, self.config)
+            self.choice = self.policy.choose(max(self.input.nbytes, self.output.nbytes), probe)
+            if self.choice.codec == PLAIN:
+                return "auto: plain is faster"
+            self.config = self.config.candidates[self.choice.codec]
+        return reason
+
+    def _why_plain(self) -> tuple[bool, str]:
         """Whether that is what the configuration asks for, and the reason; "" to compress."""
         if self.size == 1:
             return True, "world size 1"
-        if self.config.codecs is None:
+        if not self.config.compresses:
             return True, "compression_type none"
-        if all(codec.name == "identity" for codec in self.config.codecs):
+        codecs = self.config.codecs
+        if codecs and all(codec.name == "identity" for codec in codecs):
             return True, "identity"
         if self.collective not in self.config.collective_filter:
             return True, "not in collective_filter"
@@ -276,16 +330,11 @@ def _copy_back(received: torch.Tensor, output: torch.Tensor) -> None:
             output.copy_(received)
 
 
-def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """As bytes where gloo does not know the dtype; for collectives that only move values."""
-    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
-
-
 def _reduce_op(op: Any) -> Any:
     if isinstance(op, str):
-        if op not in _OPS:
+        if op not in OPS:
             raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
-        return _OPS[op]
+        return OPS[op]
     if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
         raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
     return op

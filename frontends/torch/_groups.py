@@ -7,6 +7,7 @@ import ctypes
 import os
 import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,10 @@ import torch.distributed as dist
 
 from .. import _core
 from .._config import Config
+from .._policy import Policy
 from ..errors import ClosedError, UnsupportedError
+
+_MOST_AGREED = 1024
 
 
 class GroupCommunicator:
@@ -24,18 +28,31 @@ class GroupCommunicator:
         from ._gloo import GlooTransport  # needs a torch that is built with distributed support
 
         self.generation = generation
-        self._agreed: set[tuple[str, ...]] = set()
+        self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
+        # Calls that went plain and that all ranks have compared, each with what is known of it.
+        self._agreed: dict[Any, dict[Any, Any]] = {}
         transport = GlooTransport(group, generation, deadline)
         self.core = _core.Communicator(
             _core.external_transport(transport.rank, transport.size, transport), deadline
         )
 
     def agree(self, fields: dict[str, str]) -> None:
-        """Compares a call that goes plain with all ranks, at its first use; `MismatchError`."""
-        key = tuple(fields.values())
+        """Compares what this rank is about to do with all ranks; `MismatchError`."""
+        self.core.agree(fields).wait()
+
+    def known(self, key: Any) -> dict[Any, Any] | None:
+        """What `agree_once` returned for this key; None where it must be called."""
+        return self._agreed.get(key)
+
+    def agree_once(self, key: Any, fields: Callable[[], dict[str, str]]) -> dict[Any, Any]:
+        """Compares a call that goes plain at its first use; returns a place to keep what is known
+        of it. Ranks make the same calls, so they forget at the same one."""
         if key not in self._agreed:
-            self.core.agree(fields).wait()
-            self._agreed.add(key)
+            self.agree(fields())
+            if len(self._agreed) == _MOST_AGREED:
+                self._agreed.clear()
+            self._agreed[key] = {}
+        return self._agreed[key]
 
 
 _communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()
@@ -58,6 +75,13 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if group == dist.GroupMember.NON_GROUP_MEMBER else group
 
 
+def existing(group: Any) -> GroupCommunicator | None:
+    """The open communicator of a group that has one."""
+    group = dist.group.WORLD if group is None else group
+    found = _communicators.get(group) if isinstance(group, dist.ProcessGroup) else None
+    return None if found is None or found.core.closed else found
+
+
 def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
     """Of `group`. Raises `ClosedError` after a failure, until `recover` is called."""
     if group in _left_behind:
@@ -68,7 +92,7 @@ def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
     with _lock:
         found = _communicators.get(group)
         if found is None:
-            deadline = config.deadline or _timeout_of(group)
+            deadline = config.deadline or timeout_of(group)
             found = _communicators[group] = GroupCommunicator(group, 0, deadline)
     closed = found.core.closed
     if closed:
@@ -89,7 +113,7 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
     group = resolve(group)
     if group is None:
         return
-    limit = deadline or _timeout_of(group)
+    limit = deadline or timeout_of(group)
     with _lock:
         old = _communicators.get(group)
         fresh = GroupCommunicator(group, old.generation + 1 if old else 1, limit)
@@ -98,7 +122,8 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
     fresh.agree({"collective": "recover"})
 
 
-def _timeout_of(group: dist.ProcessGroup) -> float:
+def timeout_of(group: dist.ProcessGroup) -> float:
+    """Seconds that its collectives may take."""
     for device in ("cpu", "cuda"):
         try:
             options = group._get_backend(torch.device(device)).options

@@ -1,0 +1,143 @@
+"""Collectives that go plain: the backend's own calls, and what is known of those made before."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .._config import Config
+from .._policy import Choice, Policy
+from .._stats import plain_bytes
+from ..errors import TransportError, UnsupportedError
+
+OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
+# Dtypes that gloo moves only as bytes.
+_BYTES_TO_GLOO = {
+    getattr(torch, name)
+    for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
+    if hasattr(torch, name)
+}
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes where gloo does not know the dtype; for collectives that only move values."""
+    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
+
+
+def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:
+    return dist.all_reduce(output, op, group, later)
+
+
+def _reduce_scatter(
+    input: torch.Tensor, output: torch.Tensor, op: Any, _: int, group: Any, later: bool
+) -> Any:
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return call(output, input, op, group, later)
+
+
+def _all_gather(
+    input: torch.Tensor, output: torch.Tensor, _: Any, __: int, group: Any, later: bool
+) -> Any:
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return call(_movable(output), _movable(input), group, later)
+
+
+def _broadcast(_: Any, output: torch.Tensor, __: Any, src: int, group: Any, later: bool) -> Any:
+    return dist.broadcast(_movable(output), src, group, later)
+
+
+# (input, output, op, src, group, async_op) -> what c10d returns; flat or sparse tensors.
+BACKEND = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+}
+
+
+class PlainCall:
+    """How a call goes plain: all but its tensors and its group, which it must not keep alive."""
+
+    def __init__(
+        self,
+        collective: str,
+        label: str,
+        reason: str,
+        input: torch.Tensor,
+        op: Any,
+        src: int,
+        received: int,
+        size: int,
+        config: Config,
+        choice: Choice | None,
+        policy: Policy | None,
+    ):
+        self.reason, self.config, self._received = reason, config, received
+        self._collective, self._label, self._op, self._src = collective, label, op, src
+        self._choice, self._policy = choice, policy
+        self._table = policy.table if policy else None
+        nbytes = input.numel() * input.element_size()
+        dtype = str(input.dtype).removeprefix("torch.")
+        self._row = (label, collective, dtype, reason, size, input.numel(), nbytes,
+                     plain_bytes(collective, nbytes, size))  # fmt: skip
+        self._times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
+
+    def fits(self, input: torch.Tensor, output: Any) -> bool:
+        """Whether an input like the first one's may go with this output."""
+        if output is input:
+            return True
+        return (
+            is_simple(output)
+            and output.dtype is input.dtype
+            and output.numel() == self._received
+            and _apart(input, output)
+        )
+
+    def again(self) -> bool:
+        """Whether a like call is decided alike."""
+        if self._policy is None or self._choice is None or self._table is None:
+            return True
+        return self._policy.again(self._choice, self._table)
+
+    def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
+        """Has the backend carry it; returns what c10d returns."""
+        begun = time.perf_counter()
+        try:
+            result = BACKEND[self._collective](input, output, self._op, self._src, group, async_op)
+        except RuntimeError as error:
+            moved = "gloo/transport" in str(error) or "onnection" in str(error)
+            kind = TransportError if moved else UnsupportedError
+            raise kind(
+                f"{self._collective} {self._label!r} went plain ({self.reason}), and the backend "
+                f"refused {input.dtype} with {self._op}: {error}"
+            ) from error
+        self.record(time.perf_counter() - begun, whole=not async_op)
+        return result
+
+    def record(self, seconds: float, *, whole: bool = True) -> None:
+        """Counts a call; `whole`: it has ended, and did not just begin."""
+        _core.record_plain(*self._row, seconds, *self._times)
+        if whole and self._policy is not None and self._choice is not None:
+            self._policy.observe(self._choice, seconds)
+
+
+def _apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    a, b = one.data_ptr(), other.data_ptr()
+    return a + one.nbytes <= b or b + other.nbytes <= a
+
+
+def is_simple(tensor: Any) -> bool:
+    """Whether the backend can take a tensor as it is, without a look at anything else of it."""
+    return (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.data_ptr() != 0
+    )
