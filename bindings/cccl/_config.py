@@ -36,11 +36,11 @@ class Config:
     """Codec, by name or alias; "none" to send everything plain; or "auto": whichever is faster for
     each collective, dtype and size, plain or one of `auto_codecs`, measured at first use."""
 
-    auto_codecs: tuple[str, ...] = ("block_float8",)
-    """What "auto" may choose beside plain. No 4-bit codec unless it is named here."""
-
     result_type: str | None = None
     """Codec of the second leg, from a shard's owner to everyone; None: the same."""
+
+    auto_codecs: tuple[str, ...] = ("block_float8",)
+    """What "auto" may choose beside plain. No 4-bit codec unless it is named here."""
 
     block_size: int = 128
     """Values that share a scale in block_float codecs: a power of two from 32 to 1024."""
@@ -129,6 +129,15 @@ class Config:
             return {}
         names = self.auto_codecs
         return {name: dataclasses.replace(self, compression_type=name) for name in names}
+
+    @functools.cached_property
+    def candidate_specs(self) -> str:
+        """What decides how long the candidates take; equal where they take equally long."""
+        parts = [f"chunk {self.chunk_size}, window {self.window}, {self.algorithm}"]
+        parts += [] if self.checksum else ["no checksum"]
+        for config in self.candidates.values():
+            parts.append(" -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())))
+        return "; ".join(parts)
 
     @property
     def compresses(self) -> bool:

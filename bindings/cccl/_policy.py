@@ -92,7 +92,8 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
         repeats = min(_REPEATS, int((BUDGET - spent) / 3 / max(sum(times), 1e-6)))
         if repeats > 0:
             rounds = [_round(names, nbytes, probe) for _ in range(repeats)]
-            typical = [_lower_quartile(column) for column in zip(*rounds, strict=True)]
+            plain, *coded = zip(*rounds, strict=True)
+            typical = [_quantile(plain, 0.25), *(_quantile(column, 0.5) for column in coded)]
             *times, spent = probe.slowest([*typical, time.perf_counter() - begun])
         rows.append(times)
     return table()
@@ -102,10 +103,10 @@ def _round(names: tuple[str, ...], nbytes: int, probe: Probe) -> list[float]:
     return [probe.measure(name, nbytes) for name in names]
 
 
-def _lower_quartile(times: Sequence[float]) -> float:
-    """Small collectives meet pauses of the scheduler, ten times as long as themselves and up to
-    half of the time: medians would jump between with and without."""
-    return sorted(times)[len(times) // 4]
+def _quantile(times: Sequence[float], share: float) -> float:
+    """Plain's lower quartile stands against a codec's median: in doubt, plain. Small collectives
+    meet pauses of the scheduler that are ten times as long as they are."""
+    return sorted(times)[int((len(times) - 1) * share)]
 
 
 class Policy:
@@ -117,17 +118,20 @@ class Policy:
         self._fastest = math.inf  # the least of observed over predicted
         self._measure(probe)
 
-    def choose(self, nbytes: int, probe: Probe) -> Choice:
-        """For the next call; now and then all ranks compare first what they observed."""
-        if self._calls >= self._due:
-            self._review(probe)
+    @property
+    def due(self) -> bool:
+        """Whether all ranks must `review` before the next call."""
+        return self._calls >= self._due
+
+    def choose(self, nbytes: int) -> Choice:
+        """For the next call."""
         choice = self.table.choose(nbytes)
         self._count(choice)
         return choice
 
     def again(self, choice: Choice, table: Table) -> bool:
         """Counts a call like an earlier one; False if it must be chosen anew."""
-        if table is not self.table or self._calls >= self._due:
+        if table is not self.table or self.due:
             return False
         self._count(choice)
         return True
@@ -147,9 +151,9 @@ class Policy:
         (self._cost,) = probe.slowest([self._measured - begun])
         self._due = 16
 
-    def _review(self, probe: Probe) -> None:
-        """Times are measured anew if even the fastest call, on the rank that waited least for
-        others, is far from what was predicted."""
+    def review(self, probe: Probe) -> None:
+        """Ranks compare what they observed. Times are measured anew if even the fastest call, on
+        the rank that waited least for others, is far from what was predicted."""
         slowest, since = probe.slowest([-self._fastest, time.perf_counter() - self._measured])
         # An exchange takes about as long as the smallest call: one in a thousand of them.
         latency = self.table.predict(PLAIN, SIZES[0])

@@ -4,28 +4,29 @@ from __future__ import annotations
 
 import time
 from datetime import timedelta
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
-from .._config import PLAIN, Config
+from .._config import PLAIN
 from .._policy import Policy
 from ..errors import DeadlineError, TransportError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND
 
+if TYPE_CHECKING:
+    from ._call import Call
+
 _LABEL = "auto: measuring"
 
 
 class Probe:
-    """Times collectives of one kind on scratch tensors; see `cccl._policy.Probe`."""
+    """Times collectives like one call's on scratch tensors; see `cccl._policy.Probe`."""
 
-    def __init__(self, collective: str, dtype: torch.dtype, op: Any, group: Any, config: Config):
-        self.collective, self.dtype, self.op = collective, dtype, op
-        self._group, self._config = group, config
-        self._seconds = config.deadline or timeout_of(group)
-        self._src = dist.get_global_rank(group, 0)
+    def __init__(self, call: Call):
+        self._call = call
+        self._seconds = call.config.deadline or timeout_of(call.group)
         self._numel = 0
 
     def measure(self, name: str, nbytes: int) -> float:
@@ -33,15 +34,10 @@ class Probe:
         self._prepare(nbytes)
         begun = time.perf_counter()
         if name == PLAIN:
-            self._plain(self.collective, self._input, self._output, self.op)
+            self._plain(self._call.collective, self._input, self._output, self._call.op)
         else:
-            from ._call import Call  # which asks this module
-
-            config = self._config.candidates[name]
-            Call(
-                self.collective, self._input, self._output, self.op, self._group, config, _LABEL,
-                self._src,
-            ).submit().wait()  # fmt: skip
+            config = self._call.config.candidates[name]
+            self._call.like(self._input, self._output, config, _LABEL).submit().wait()
         return time.perf_counter() - begun
 
     def slowest(self, values: list[float]) -> list[float]:
@@ -53,49 +49,43 @@ class Probe:
 
     def _plain(self, collective: str, input: torch.Tensor, output: torch.Tensor, op: Any) -> None:
         try:
-            work = BACKEND[collective](input, output, op, self._src, self._group, True)
+            work = BACKEND[collective](input, output, op, self._call.src, self._call.group, True)
             work.wait(timedelta(seconds=self._seconds))
         except RuntimeError as error:
             late = "imed out" in str(error) or "imeout" in str(error)
             kind = DeadlineError if late else TransportError
             text = f"measuring for compression_type 'auto': {error}"
-            communicator(self._group, self._config).core.abort(text)
+            communicator(self._call.group, self._call.config).core.abort(text)
             raise kind(text) from error
 
     def _prepare(self, nbytes: int) -> None:
         """Tensors with the same values for every measurement: a sum in place would grow."""
-        size = self._group.size()
-        numel = max(1, nbytes // self.dtype.itemsize // size) * size
+        size, dtype, collective = self._call.size, self._call.input.dtype, self._call.collective
+        numel = max(1, nbytes // dtype.itemsize // size) * size
         if numel != self._numel:
             self._numel = numel
-            self._values = torch.linspace(-1, 1, numel).to(self.dtype)
+            self._values = torch.linspace(-1, 1, numel).to(dtype)
             whole = self._values.clone()
             part = whole[: numel // size]
-            self._input = part.clone() if self.collective == "all_gather" else whole
-            self._output = part.clone() if self.collective == "reduce_scatter" else whole
+            self._input = part.clone() if collective == "all_gather" else whole
+            self._output = part.clone() if collective == "reduce_scatter" else whole
         self._input.copy_(self._values[: self._input.numel()])
 
 
-def policy_of(probe: Probe, group: Any, config: Config) -> Policy:
-    """Of a kind of collective; measured at its first use by all ranks of the group."""
-    found = communicator(group, config)
-    codecs = [str(legs) for name in config.candidates for legs in [_specs(config, name)]]
-    key = (probe.collective, probe.dtype, *codecs, config.checksum, config.chunk_size,
-           config.window, config.algorithm)  # fmt: skip
+def policy_of(call: Call) -> Policy:
+    """Of a call's kind; all ranks of the group measure at its first use."""
+    assert call.group is not None
+    found, config = communicator(call.group, call.config), call.config
+    key = call.collective, call.input.dtype, config.candidate_specs
     policy = found.policies.get(key)
     if policy is None:
         found.agree({
-            "collective": probe.collective,
-            "dtype": str(probe.dtype).removeprefix("torch."),
-            "plan": f"auto, chunk {config.chunk_size}, window {config.window}, {config.algorithm}",
-            "codecs": ", ".join(codecs),
-            "checks": str(config.checksum),
+            "collective": call.collective,
+            "dtype": str(call.input.dtype).removeprefix("torch."),
+            "plan": "auto",
+            "codecs": config.candidate_specs,
         })  # fmt: skip
-        policy = found.policies[key] = Policy(tuple(config.candidates), probe)
+        policy = found.policies[key] = Policy(tuple(config.candidates), Probe(call))
+    elif policy.due:
+        policy.review(Probe(call))
     return policy
-
-
-def _specs(config: Config, name: str) -> str:
-    legs = config.candidates[name].codecs
-    assert legs is not None
-    return " -> ".join(dict.fromkeys(codec.spec for codec in legs))

@@ -12,7 +12,7 @@ from .._arrays import DTYPES, DType
 from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
 from ..errors import ConfigError, NotCompressedError, UnsupportedError
-from ._auto import Probe, policy_of
+from ._auto import policy_of
 from ._groups import communicator, existing, resolve
 from ._plain import OPS, PlainCall, is_simple
 from ._work import Work
@@ -102,6 +102,10 @@ class Call:
         self.choice: Choice | None = None  # of compression_type auto
         self.policy: Policy | None = None
         self._check()
+
+    def like(self, input: torch.Tensor, output: torch.Tensor, config: Config, label: str) -> Call:
+        """The same collective of other tensors."""
+        return Call(self.collective, input, output, self.op, self.group, config, label, self.src)
 
     def run(self, async_op: bool) -> Any:
         """Sends it compressed or plain; as c10d, returns a work if `async_op`."""
@@ -221,9 +225,8 @@ class Call:
         if reason and not expected and self.config.strict:
             raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
         if not reason and self.config.compression_type == AUTO:
-            probe = Probe(self.collective, self.input.dtype, self.op, self.group, self.config)
-            self.policy = policy_of(probe, self.group, self.config)
-            self.choice = self.policy.choose(max(self.input.nbytes, self.output.nbytes), probe)
+            self.policy = policy_of(self)
+            self.choice = self.policy.choose(max(self.input.nbytes, self.output.nbytes))
             if self.choice.codec == PLAIN:
                 return "auto: plain is faster"
             self.config = self.config.candidates[self.choice.codec]
