@@ -18,11 +18,16 @@ from ._config import PLAIN
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 24))  # bytes of a whole tensor
 BUDGET = 0.5  # seconds that measuring may take
-GAIN = 0.95  # a codec must need less than this share of plain's time: a smaller gain is noise
-DRIFT = 1.5  # observed over predicted, or the inverse, beyond which the times are measured anew
-SHARE = 1 / 200  # of the time since, that measuring anew may take
+GAIN = 0.85  # share of plain's time that a codec may take at most: a smaller gain may be noise
+DRIFT = 2.0  # observed over predicted, or the inverse, beyond which the times are measured anew
+AT_START, SHARE = 1.0, 1 / 200  # seconds and, later, share of all time that measuring may take
 _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but no rate
 _REPEATS = 20
+# In doubt, plain: small collectives meet pauses of the scheduler that are ten times as long as they
+# are, so plain's times without them stand against a codec's median.
+_PLAIN_QUANTILE, _CODEC_QUANTILE = 0.25, 0.5
+_MOST_CHOICES = 1024
+_MOST_RATIOS = 64
 
 
 class Probe(Protocol):
@@ -51,9 +56,18 @@ class Table:
     sizes: tuple[int, ...]
     seconds: dict[str, tuple[float, ...]]
 
+    @classmethod
+    def of(cls, names: tuple[str, ...], rows: list[list[float]]) -> Table:
+        """From the times of all ways at each size. Noise only ever adds: a size that took longer
+        than a larger one took no longer than that."""
+        columns = [
+            tuple(itertools.accumulate(reversed(c), min))[::-1] for c in zip(*rows, strict=True)
+        ]
+        return cls(SIZES[: len(rows)], dict(zip(names, columns, strict=True)))
+
     def predict(self, name: str, nbytes: int) -> float:
         """Linear between two sizes; below the first as there, beyond the last at the last rate."""
-        sizes, times = self.sizes, tuple(itertools.accumulate(self.seconds[name], max))
+        sizes, times = self.sizes, self.seconds[name]
         if nbytes <= sizes[0]:
             return times[0]
         at = min(bisect_left(sizes, nbytes), len(sizes) - 1)
@@ -79,12 +93,9 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
     names = (PLAIN, *codecs)
     rows: list[list[float]] = []
 
-    def table() -> Table:
-        return Table(SIZES[: len(rows)], dict(zip(names, zip(*rows, strict=True), strict=True)))
-
     for nbytes in SIZES:
         if len(rows) >= _ALWAYS:
-            expected = table()
+            expected = Table.of(names, rows)
             if spent + sum(expected.predict(name, nbytes) for name in names) > BUDGET:
                 break
         # The first round of a size pays for memory and agreement: it counts only if it must.
@@ -93,10 +104,11 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
         if repeats > 0:
             rounds = [_round(names, nbytes, probe) for _ in range(repeats)]
             plain, *coded = zip(*rounds, strict=True)
-            typical = [_quantile(plain, 0.25), *(_quantile(column, 0.5) for column in coded)]
+            typical = [_quantile(plain, _PLAIN_QUANTILE)]
+            typical += [_quantile(column, _CODEC_QUANTILE) for column in coded]
             *times, spent = probe.slowest([*typical, time.perf_counter() - begun])
         rows.append(times)
-    return table()
+    return Table.of(names, rows)
 
 
 def _round(names: tuple[str, ...], nbytes: int, probe: Probe) -> list[float]:
@@ -104,8 +116,6 @@ def _round(names: tuple[str, ...], nbytes: int, probe: Probe) -> list[float]:
 
 
 def _quantile(times: Sequence[float], share: float) -> float:
-    """Plain's lower quartile stands against a codec's median: in doubt, plain. Small collectives
-    meet pauses of the scheduler that are ten times as long as they are."""
     return sorted(times)[int((len(times) - 1) * share)]
 
 
@@ -114,8 +124,7 @@ class Policy:
 
     def __init__(self, codecs: tuple[str, ...], probe: Probe):
         self._codecs = codecs
-        self._calls, self._planned = 0, 0.0  # since the last review, and what they should take
-        self._fastest = math.inf  # the least of observed over predicted
+        self._begun, self._spent = time.perf_counter(), 0.0
         self._measure(probe)
 
     @property
@@ -125,7 +134,11 @@ class Policy:
 
     def choose(self, nbytes: int) -> Choice:
         """For the next call."""
-        choice = self.table.choose(nbytes)
+        choice = self._choices.get(nbytes)
+        if choice is None:
+            if len(self._choices) == _MOST_CHOICES:
+                self._choices.clear()
+            choice = self._choices[nbytes] = self.table.choose(nbytes)
         self._count(choice)
         return choice
 
@@ -138,7 +151,26 @@ class Policy:
 
     def observe(self, choice: Choice, seconds: float) -> None:
         """What a call really took on this rank, waiting for other ranks included."""
-        self._fastest = min(self._fastest, seconds / choice.predicted)
+        ratios = self._ratios[choice.codec != PLAIN]
+        if len(ratios) < _MOST_RATIOS:
+            ratios.append(seconds / choice.predicted)
+
+    def review(self, probe: Probe) -> None:
+        """Ranks compare what they observed. Times are measured anew if they are far from what was
+        predicted even on the rank that waited least for others, and if time enough has passed."""
+        since = time.perf_counter() - self._begun
+        ratios = [
+            _quantile(found, share) if found else math.inf
+            for found, share in zip(self._ratios, (_PLAIN_QUANTILE, _CODEC_QUANTILE), strict=True)
+        ]
+        since, *inverse = probe.slowest([since, *(1 / ratio for ratio in ratios)])
+        drifted = any(value and not 1 / DRIFT <= value <= DRIFT for value in inverse)
+        if drifted and self._spent + BUDGET <= AT_START + SHARE * since:
+            self._measure(probe)
+            return
+        # An exchange takes about as long as the smallest call: one in a thousand of them.
+        latency = self.table.predict(PLAIN, SIZES[0])
+        self._watch(math.ceil(1000 * latency * self._calls / max(self._planned, latency)))
 
     def _count(self, choice: Choice) -> None:
         self._calls += 1
@@ -147,18 +179,12 @@ class Policy:
     def _measure(self, probe: Probe) -> None:
         begun = time.perf_counter()
         self.table = calibrate(self._codecs, probe)
-        self._measured = time.perf_counter()
-        (self._cost,) = probe.slowest([self._measured - begun])
-        self._due = 16
+        self._spent += probe.slowest([time.perf_counter() - begun])[0]
+        self._choices: dict[int, Choice] = {}
+        self._watch(0)
 
-    def review(self, probe: Probe) -> None:
-        """Ranks compare what they observed. Times are measured anew if even the fastest call, on
-        the rank that waited least for others, is far from what was predicted."""
-        slowest, since = probe.slowest([-self._fastest, time.perf_counter() - self._measured])
-        # An exchange takes about as long as the smallest call: one in a thousand of them.
-        latency = self.table.predict(PLAIN, SIZES[0])
-        self._due = max(16, math.ceil(1000 * latency * self._calls / max(self._planned, latency)))
-        self._calls, self._planned, self._fastest = 0, 0.0, math.inf
-        drifted = math.isfinite(slowest) and not 1 / DRIFT <= -slowest <= DRIFT
-        if drifted and since * SHARE >= self._cost:
-            self._measure(probe)
+    def _watch(self, calls: int) -> None:
+        """Until the next review."""
+        self._due = max(16, calls)
+        self._calls, self._planned = 0, 0.0  # since the last one, and what they should take
+        self._ratios: tuple[list[float], list[float]] = [], []  # observed / predicted: plain, coded

@@ -14,7 +14,7 @@ from .._policy import Choice, Policy
 from ..errors import ConfigError, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import communicator, existing, resolve
-from ._plain import OPS, PlainCall, is_simple
+from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._work import Work
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -23,7 +23,6 @@ _DTYPES: dict[torch.dtype, DType] = {
 _OP_NAMES = {op: name for name, op in OPS.items()}
 _REDUCING = ("all_reduce", "reduce_scatter")
 _GATHERED = ("reduce_scatter", "all_gather")
-_MOST_LABELS = 256
 
 
 def send(
@@ -38,38 +37,20 @@ def send(
     src: int = 0,
 ) -> Any:
     """A collective, compressed or plain; returns a work if `async_op`."""
-    settings = current_config() if config is None else loaded(config)
-    plain = _made_before(collective, input, output, op, group, settings, label, src)
-    if plain is None:
-        call = Call(collective, input, output, op, group, settings, label, src)
-        return call.run(async_op)
-    if output is not input:
-        input, output = input.view(-1), output.view(-1)
-    return plain.send(input, output, group, async_op)
-
-
-def _made_before(
-    collective: str,
-    input: Any,
-    output: Any,
-    op: Any,
-    group: Any,
-    config: Config,
-    label: str,
-    src: int,
-) -> PlainCall | None:
-    """A plain call like an earlier one, of tensors that need no closer look."""
+    config = current_config() if config is None else loaded(config)
+    # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
+    # collective all this code is cold, and every function that is left out saves a microsecond.
     found = existing(group)
-    if found is None or not is_simple(input):
-        return None
-    op = OPS.get(op, op) if type(op) is str else op
-    known = found.known((collective, input.dtype, input.numel(), op, src))
-    if not known:
-        return None
-    call: PlainCall | None = known.get((label, id(config)))
-    if call is None or not call.fits(input, output) or not call.again():
-        return None
-    return call
+    if found is not None and is_simple(input) and (output is input or is_simple(output)):
+        reduction = OPS.get(op) if type(op) is str else op
+        key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
+               id(config))  # fmt: skip
+        plain = found.plain.get(key)
+        if plain is not None and (output is input or is_apart(input, output)) and plain.again():
+            if output is not input:
+                input, output = input.view(-1), output.view(-1)
+            return plain.send(input, output, group, async_op)
+    return Call(collective, input, output, op, group, config, label, src).run(async_op)
 
 
 class Call:
@@ -194,19 +175,15 @@ class Call:
         """Before the backend carries it: whether all ranks do the same."""
         call = PlainCall(
             self.collective, self.label, reason, self.input, self.op, self.src,
-            self.output.numel(), self.size, self.config, self.choice, self.policy,
+            self.size, self.config, self.choice, self.policy,
         )  # fmt: skip
         if self.size > 1 and self.group is not None:
             found = communicator(self.group, self.config)
-            known = found.agree_once(self._key(), self._plain_fields)
-            if len(known) == _MOST_LABELS:
-                known.clear()
-            known[self.label, id(self.config)] = call
+            kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
+            found.agree_once(kind, self._plain_fields)
+            if self.input.dtype is self.output.dtype:
+                found.remember((*kind, self.output.numel(), self.label, id(self.config)), call)
         return call
-
-    def _key(self) -> Any:
-        """Of what all ranks must have in common to go plain."""
-        return self.collective, self.input.dtype, self.input.numel(), self.op, self.src
 
     def _plain_fields(self) -> dict[str, str]:
         op = _OP_NAMES.get(self.op, str(self.op))

@@ -8,7 +8,7 @@ import os
 import threading
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -18,7 +18,10 @@ from .._config import Config
 from .._policy import Policy
 from ..errors import ClosedError, UnsupportedError
 
-_MOST_AGREED = 1024
+if TYPE_CHECKING:
+    from ._plain import PlainCall
+
+_MOST_KEPT = 1024
 
 
 class GroupCommunicator:
@@ -29,8 +32,8 @@ class GroupCommunicator:
 
         self.generation = generation
         self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
-        # Calls that went plain and that all ranks have compared, each with what is known of it.
-        self._agreed: dict[Any, dict[Any, Any]] = {}
+        self.plain: dict[Any, PlainCall] = {}  # calls that went plain, as `remember` was told
+        self._agreed: set[Any] = set()  # their kinds, which all ranks have compared
         transport = GlooTransport(group, generation, deadline)
         self.core = _core.Communicator(
             _core.external_transport(transport.rank, transport.size, transport), deadline
@@ -40,19 +43,22 @@ class GroupCommunicator:
         """Compares what this rank is about to do with all ranks; `MismatchError`."""
         self.core.agree(fields).wait()
 
-    def known(self, key: Any) -> dict[Any, Any] | None:
-        """What `agree_once` returned for this key; None where it must be called."""
-        return self._agreed.get(key)
+    def agree_once(self, kind: Any, fields: Callable[[], dict[str, str]]) -> None:
+        """Compares a call that goes plain at the first use of its kind. Ranks make the same calls,
+        so they forget kinds, where there are too many, at the same one."""
+        if kind in self._agreed:
+            return
+        self.agree(fields())
+        if len(self._agreed) == _MOST_KEPT:
+            self._agreed.clear()
+            self.plain.clear()
+        self._agreed.add(kind)
 
-    def agree_once(self, key: Any, fields: Callable[[], dict[str, str]]) -> dict[Any, Any]:
-        """Compares a call that goes plain at its first use; returns a place to keep what is known
-        of it. Ranks make the same calls, so they forget at the same one."""
-        if key not in self._agreed:
-            self.agree(fields())
-            if len(self._agreed) == _MOST_AGREED:
-                self._agreed.clear()
-            self._agreed[key] = {}
-        return self._agreed[key]
+    def remember(self, key: Any, call: PlainCall) -> None:
+        """Keeps a call whose kind was agreed."""
+        if len(self.plain) == _MOST_KEPT:
+            self.plain.clear()
+        self.plain[key] = call
 
 
 _communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()

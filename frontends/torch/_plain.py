@@ -79,32 +79,20 @@ class PlainCall:
         input: torch.Tensor,
         op: Any,
         src: int,
-        received: int,
         size: int,
         config: Config,
         choice: Choice | None,
         policy: Policy | None,
     ):
-        self.reason, self.config, self._received = reason, config, received
+        self.reason, self.config = reason, config
         self._collective, self._label, self._op, self._src = collective, label, op, src
-        self._choice, self._policy = choice, policy
+        self._choice, self._policy, self._backend = choice, policy, BACKEND[collective]
         self._table = policy.table if policy else None
         nbytes = input.numel() * input.element_size()
         dtype = str(input.dtype).removeprefix("torch.")
         self._row = (label, collective, dtype, reason, size, input.numel(), nbytes,
                      plain_bytes(collective, nbytes, size))  # fmt: skip
         self._times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
-
-    def fits(self, input: torch.Tensor, output: Any) -> bool:
-        """Whether an input like the first one's may go with this output."""
-        if output is input:
-            return True
-        return (
-            is_simple(output)
-            and output.dtype is input.dtype
-            and output.numel() == self._received
-            and _apart(input, output)
-        )
 
     def again(self) -> bool:
         """Whether a like call is decided alike."""
@@ -116,7 +104,7 @@ class PlainCall:
         """Has the backend carry it; returns what c10d returns."""
         begun = time.perf_counter()
         try:
-            result = BACKEND[self._collective](input, output, self._op, self._src, group, async_op)
+            result = self._backend(input, output, self._op, self._src, group, async_op)
         except RuntimeError as error:
             moved = "gloo/transport" in str(error) or "onnection" in str(error)
             kind = TransportError if moved else UnsupportedError
@@ -134,14 +122,16 @@ class PlainCall:
             self._policy.observe(self._choice, seconds)
 
 
-def _apart(one: torch.Tensor, other: torch.Tensor) -> bool:
-    a, b = one.data_ptr(), other.data_ptr()
-    return a + one.nbytes <= b or b + other.nbytes <= a
+def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share no memory."""
+    a: int = one.data_ptr()
+    b: int = other.data_ptr()
+    return a + int(one.nbytes) <= b or b + int(other.nbytes) <= a
 
 
 def is_simple(tensor: Any) -> bool:
     """Whether the backend can take a tensor as it is, without a look at anything else of it."""
-    return bool(
+    simple: bool = (
         type(tensor) is torch.Tensor
         and tensor.is_cpu
         and tensor.layout is torch.strided
@@ -150,3 +140,4 @@ def is_simple(tensor: Any) -> bool:
         and not (tensor.is_conj() or tensor.is_neg())
         and tensor.data_ptr() != 0
     )
+    return simple
