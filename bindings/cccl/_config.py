@@ -229,7 +229,7 @@ _CODECS = ", ".join(_codec_names())
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "compression_type": (f"{PLAIN}, {AUTO}, {_CODECS}",
                          lambda v: v in (PLAIN, AUTO) or _is_codec(v)),
-    "auto_codecs": (f"a list of {_CODECS.replace('identity, ', '')}",
+    "auto_codecs": (f"a list of {_CODECS.replace(', identity', '')}",
                     lambda v: isinstance(v, tuple) and len(v) > 0
                     and all(_is_codec(c) and c != "identity" for c in v)),
     "result_type": (f"{_CODECS} (or leave it out)", lambda v: v is None or _is_codec(v)),

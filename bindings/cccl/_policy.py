@@ -20,7 +20,8 @@ SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 24))  # bytes of a whol
 BUDGET = 0.5  # seconds that measuring may take
 GAIN = 0.85  # share of plain's time that a codec may take at most: a smaller gain may be noise
 DRIFT = 2.0  # observed over predicted, or the inverse, beyond which the times are measured anew
-AT_START, SHARE = 1.0, 1 / 200  # seconds and, later, share of all time that measuring may take
+AT_START, SHARE = 1.0, 1 / 400  # seconds and, later, share of all time that measuring may take;
+# comparing observed times takes as much again
 _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but no rate
 _REPEATS = 20
 # In doubt, plain: small collectives meet pauses of the scheduler that are ten times as long as they
@@ -168,9 +169,9 @@ class Policy:
         if drifted and self._spent + BUDGET <= AT_START + SHARE * since:
             self._measure(probe)
             return
-        # An exchange takes about as long as the smallest call: one in a thousand of them.
+        # An exchange takes about as long as the smallest call.
         latency = self.table.predict(PLAIN, SIZES[0])
-        self._watch(math.ceil(1000 * latency * self._calls / max(self._planned, latency)))
+        self._watch(math.ceil(latency / SHARE * self._calls / max(self._planned, latency)))
 
     def _count(self, choice: Choice) -> None:
         self._calls += 1
