@@ -37,7 +37,7 @@ class Probe:
             self._plain(self._call.collective, self._input, self._output, self._call.op)
         else:
             config = self._call.config.candidates[name]
-            self._call.like(self._input, self._output, config, _LABEL).submit().wait()
+            self._call.like(self._input, self._output, config, _LABEL).perform()
         return time.perf_counter() - begun
 
     def slowest(self, values: list[float]) -> list[float]:

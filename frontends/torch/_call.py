@@ -11,7 +11,7 @@ import torch.distributed as dist
 from .._arrays import DTYPES, DType
 from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
-from ..errors import ConfigError, NotCompressedError, UnsupportedError
+from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import communicator, existing, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
@@ -22,6 +22,7 @@ _DTYPES: dict[torch.dtype, DType] = {
 }
 _OP_NAMES = {op: name for name, op in OPS.items()}
 _REDUCING = ("all_reduce", "reduce_scatter")
+_abandoned: list[Any] = []  # tensors of calls that were interrupted, which may still be written
 _GATHERED = ("reduce_scatter", "all_gather")
 
 
@@ -94,31 +95,36 @@ class Call:
             return None
         reason = self.decide()
         if not reason:
-            work = self.submit()
-        elif self.size == 1:
-            if not self.in_place:
-                self.output.copy_(self.input.reshape(self.output.shape))
-            self.plainly(reason).record(0.0)
-            work = Work.finished(self.output)
-        else:
+            return self.submit() if async_op else self.perform()
+        if self.size > 1:
             return self._run_plain(reason, async_op)
-        if async_op:
-            return work
-        work.wait()
-        return None
+        if not self.in_place:
+            self.output.copy_(self.input.reshape(self.output.shape))
+        self.plainly(reason).record(0.0)
+        return Work.finished(self.output) if async_op else None
+
+    def perform(self) -> None:
+        """Sends it compressed and waits. Without a callback, for which the core's thread would have
+        to take the GIL before this one is woken."""
+        sent, received = self._staged()
+        begun = time.perf_counter()
+        work = self._start(sent, received)
+        try:
+            work.wait()
+        except Error:
+            _copy_back(received, self.output)  # NaN
+            raise
+        except BaseException:  # Ctrl-C: the core goes on
+            _abandoned.append((sent, received))
+            raise
+        _copy_back(received, self.output)
+        if self.policy is not None and self.choice is not None:
+            self.policy.observe(self.choice, time.perf_counter() - begun)
 
     def submit(self, *, future_raises: bool = True) -> Work:
         """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
-        assert self.group is not None
-        codecs = self.config.codecs
-        assert codecs is not None
-        output = self.output
-        sent, received = self._staged()
-        source, target = _real(sent), _real(received)
-        part = min(source.numel(), target.numel())
-        work = Work(output)
-        work._kept = (sent, received)  # the core has their addresses only
-
+        output, work = self.output, Work(self.output)
+        sent, received = work._kept = self._staged()
         choice, policy, begun = self.choice, self.policy, time.perf_counter()
 
         # No reference to `self`: the group must not live as long as its last collective's thread.
@@ -135,18 +141,26 @@ class Call:
             else:
                 work._future.set_result(output)
 
-        work._core = communicator(self.group, self.config).core.submit(
-            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
-            _DTYPES[source.dtype].number, *codecs, average=self.op == dist.ReduceOp.AVG,
-            root=self.root, counts=[part] * self.size if self.collective in _GATHERED else [],
-            chunk_bytes=self.config.chunk_bytes, window=self.config.window_chunks,
-            algorithm=self.config.algorithm, seed=self.config.seed,
-            checksum=self.config.checksum, raise_non_finite=self.config.non_finite == "raise",
-            label=self.label, deadline=self.config.deadline, on_done=finish,
-            predicted=choice.predicted if choice else 0.0,
-            alternative=choice.alternative if choice else 0.0,
-        )  # fmt: skip
+        work._core = self._start(sent, received, on_done=finish)
         return work
+
+    def _start(self, sent: torch.Tensor, received: torch.Tensor, **end: Any) -> Any:
+        """The core's work. It has the tensors' addresses only: they must live until it is done."""
+        assert self.group is not None and self.config.codecs is not None
+        config, choice = self.config, self.choice
+        source, target = _real(sent), _real(received)
+        part = min(source.numel(), target.numel())
+        return communicator(self.group, config).core.submit(
+            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
+            _DTYPES[source.dtype].number, *self.config.codecs,
+            average=self.op == dist.ReduceOp.AVG, root=self.root,
+            counts=[part] * self.size if self.collective in _GATHERED else [],
+            chunk_bytes=config.chunk_bytes, window=config.window_chunks,
+            algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
+            raise_non_finite=config.non_finite == "raise", label=self.label,
+            deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
+            alternative=choice.alternative if choice else 0.0, **end,
+        )  # fmt: skip
 
     def _staged(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output as plain memory: themselves where they are, else copies."""
