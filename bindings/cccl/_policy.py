@@ -24,9 +24,6 @@ AT_START, SHARE = 1.0, 1 / 400  # seconds and, later, share of all time that mea
 # comparing observed times takes as much again
 _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but no rate
 _REPEATS = 20
-# In doubt, plain: small collectives meet pauses of the scheduler that are ten times as long as they
-# are, so plain's times without them stand against a codec's median.
-_PLAIN_QUANTILE, _CODEC_QUANTILE = 0.25, 0.5
 _MOST_CHOICES = 1024
 _MOST_RATIOS = 64
 
@@ -43,46 +40,63 @@ class Probe(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-    """How to send a tensor: its predicted seconds, and those of the best other way."""
+    """How to send a tensor: its predicted seconds, undisturbed too, and the best other way's."""
 
     codec: str
     predicted: float
+    undisturbed: float
     alternative: float
+
+
+Curve = tuple[float, ...]  # seconds at each size
 
 
 @dataclasses.dataclass(frozen=True)
 class Table:
-    """Seconds of each way to send, at each size measured."""
+    """Of each way to send, at each size measured: the median, and the lower quartile. Small
+    collectives meet pauses of the scheduler that are ten times as long as they are, some ways more
+    often than others: the median is with them, the quartile without."""
 
     sizes: tuple[int, ...]
-    seconds: dict[str, tuple[float, ...]]
+    medians: dict[str, Curve]
+    quartiles: dict[str, Curve]
 
     @classmethod
     def of(cls, names: tuple[str, ...], rows: list[list[float]]) -> Table:
-        """From the times of all ways at each size. Noise only ever adds: a size that took longer
-        than a larger one took no longer than that."""
-        columns = [
+        """From rows per size: medians of all ways, then quartiles. Noise only ever adds: a size
+        that took longer than a larger one took no longer than that."""
+        curves = [
             tuple(itertools.accumulate(reversed(c), min))[::-1] for c in zip(*rows, strict=True)
         ]
-        return cls(SIZES[: len(rows)], dict(zip(names, columns, strict=True)))
+        medians, quartiles = curves[: len(names)], curves[len(names) :]
+        return cls(
+            SIZES[: len(rows)],
+            dict(zip(names, medians, strict=True)),
+            dict(zip(names, quartiles, strict=True)),
+        )
 
-    def predict(self, name: str, nbytes: int) -> float:
+    def predict(self, curve: Curve, nbytes: int) -> float:
         """Linear between two sizes; below the first as there, beyond the last at the last rate."""
-        sizes, times = self.sizes, self.seconds[name]
-        if nbytes <= sizes[0]:
-            return times[0]
-        at = min(bisect_left(sizes, nbytes), len(sizes) - 1)
-        rate = (times[at] - times[at - 1]) / (sizes[at] - sizes[at - 1])
-        return times[at] + (nbytes - sizes[at]) * rate
+        if nbytes <= self.sizes[0]:
+            return curve[0]
+        at = min(bisect_left(self.sizes, nbytes), len(self.sizes) - 1)
+        rate = (curve[at] - curve[at - 1]) / (self.sizes[at] - self.sizes[at - 1])
+        return curve[at] + (nbytes - self.sizes[at]) * rate
 
     def choose(self, nbytes: int) -> Choice:
-        """The codec predicted fastest, if it clearly beats plain."""
-        plain = self.predict(PLAIN, nbytes)
-        times = {name: self.predict(name, nbytes) for name in self.seconds if name != PLAIN}
-        codec = min(times, key=times.__getitem__)
-        if times[codec] <= GAIN * plain:
-            return Choice(codec, times[codec], plain)
-        return Choice(PLAIN, plain, times[codec])
+        """The fastest codec that clearly beats plain as a rule, and does not lose undisturbed."""
+        medians = {name: self.predict(curve, nbytes) for name, curve in self.medians.items()}
+        quartiles = {name: self.predict(curve, nbytes) for name, curve in self.quartiles.items()}
+        plain = medians.pop(PLAIN)
+        winners = [
+            name
+            for name, seconds in medians.items()
+            if seconds <= GAIN * plain and quartiles[name] <= quartiles[PLAIN]
+        ]
+        if not winners:
+            return Choice(PLAIN, plain, quartiles[PLAIN], min(medians.values()))
+        codec = min(winners, key=medians.__getitem__)
+        return Choice(codec, medians[codec], quartiles[codec], plain)
 
 
 def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
@@ -93,22 +107,21 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
     begun, spent = time.perf_counter(), 0.0
     names = (PLAIN, *codecs)
     rows: list[list[float]] = []
-
     for nbytes in SIZES:
         if len(rows) >= _ALWAYS:
-            expected = Table.of(names, rows)
-            if spent + sum(expected.predict(name, nbytes) for name in names) > BUDGET:
+            table = Table.of(names, rows)
+            if spent + sum(table.predict(c, nbytes) for c in table.medians.values()) > BUDGET:
                 break
         # The first round of a size pays for memory and agreement: it counts only if it must.
-        *times, spent = probe.slowest([*_round(names, nbytes, probe), time.perf_counter() - begun])
-        repeats = min(_REPEATS, int((BUDGET - spent) / 3 / max(sum(times), 1e-6)))
+        rounds = [_round(names, nbytes, probe)]
+        *first, spent = probe.slowest([*rounds[0], time.perf_counter() - begun])
+        repeats = min(_REPEATS, int((BUDGET - spent) / 3 / max(sum(first), 1e-6)))
         if repeats > 0:
             rounds = [_round(names, nbytes, probe) for _ in range(repeats)]
-            plain, *coded = zip(*rounds, strict=True)
-            typical = [_quantile(plain, _PLAIN_QUANTILE)]
-            typical += [_quantile(column, _CODEC_QUANTILE) for column in coded]
-            *times, spent = probe.slowest([*typical, time.perf_counter() - begun])
-        rows.append(times)
+        columns = list(zip(*rounds, strict=True))
+        row = [_quantile(column, share) for share in (0.5, 0.25) for column in columns]
+        *row, spent = probe.slowest([*row, time.perf_counter() - begun])
+        rows.append(row)
     return Table.of(names, rows)
 
 
@@ -152,25 +165,21 @@ class Policy:
 
     def observe(self, choice: Choice, seconds: float) -> None:
         """What a call really took on this rank, waiting for other ranks included."""
-        ratios = self._ratios[choice.codec != PLAIN]
-        if len(ratios) < _MOST_RATIOS:
-            ratios.append(seconds / choice.predicted)
+        if len(self._ratios) < _MOST_RATIOS:
+            self._ratios.append(seconds / choice.undisturbed)
 
     def review(self, probe: Probe) -> None:
         """Ranks compare what they observed. Times are measured anew if they are far from what was
         predicted even on the rank that waited least for others, and if time enough has passed."""
         since = time.perf_counter() - self._begun
-        ratios = [
-            _quantile(found, share) if found else math.inf
-            for found, share in zip(self._ratios, (_PLAIN_QUANTILE, _CODEC_QUANTILE), strict=True)
-        ]
-        since, *inverse = probe.slowest([since, *(1 / ratio for ratio in ratios)])
-        drifted = any(value and not 1 / DRIFT <= value <= DRIFT for value in inverse)
+        inverse = 1 / _quantile(self._ratios, 0.25) if self._ratios else 0.0
+        since, inverse = probe.slowest([since, inverse])
+        drifted = inverse > 0 and not 1 / DRIFT <= inverse <= DRIFT
         if drifted and self._spent + BUDGET <= AT_START + SHARE * since:
             self._measure(probe)
             return
         # An exchange takes about as long as the smallest call.
-        latency = self.table.predict(PLAIN, SIZES[0])
+        latency = self.table.medians[PLAIN][0]
         self._watch(math.ceil(latency / SHARE * self._calls / max(self._planned, latency)))
 
     def _count(self, choice: Choice) -> None:
@@ -188,4 +197,4 @@ class Policy:
         """Until the next review."""
         self._due = max(16, calls)
         self._calls, self._planned = 0, 0.0  # since the last one, and what they should take
-        self._ratios: tuple[list[float], list[float]] = [], []  # observed / predicted: plain, coded
+        self._ratios: list[float] = []  # observed over predicted, undisturbed

@@ -29,7 +29,7 @@ FAST_LINK = {"none": (1e-3, 0.1, 0.1), "block_float8": (2e-3, 1.0, 1.0)}
 def _pretend(*links):
     """Has measuring find these times at 1 KiB, 1 MiB and above, one after the other; what the
     calls then really take counts for nothing."""
-    tables = [_policy.Table((1 << 10, 1 << 20, 1 << 24), link) for link in links]
+    tables = [_policy.Table((1 << 10, 1 << 20, 1 << 24), link, link) for link in links]
     _policy.calibrate = lambda *_: tables.pop(0)
     _policy.Policy.observe = lambda *_: None
 
@@ -66,7 +66,7 @@ def test_ranks_hold_one_table_and_the_same_bits_though_one_is_slow(own_ranks, bu
     tables = found[0][1]
     assert len(tables) == 2, "one for each dtype"
     for table in tables.values():
-        assert len(table.sizes) >= 3 and list(table.seconds) == ["none", "block_float8"]
+        assert len(table.sizes) >= 3 and list(table.medians) == ["none", "block_float8"]
 
 
 def _choices():
@@ -110,7 +110,7 @@ def _train(tables):
         steps.append([row["plain"] for row in rows if row["label"].startswith("bucket")])
         if step == 10 and dist.get_rank() == 0:  # alone
             for policy in _policies(model.process_group).values():
-                policy._ratios[0].extend([1e-6] * 64)
+                policy._ratios.extend([1e-6] * 64)
     return parameters_digest(model), steps
 
 
