@@ -21,20 +21,9 @@ std::string hex(std::uint64_t value) {
 
 }  // namespace
 
-std::uint64_t checksum(Bytes bytes) {
-  std::uint64_t sum = 0;
-  const std::size_t words = bytes.size() / 4;
-  for (std::size_t i = 0; i < words; ++i) {
-    std::uint32_t word;
-    std::memcpy(&word, bytes.data() + 4 * i, 4);
-    sum += std::uint64_t{word} * static_cast<std::uint32_t>(2 * i + 1);
-  }
-  if (const std::size_t tail = bytes.size() % 4) {
-    std::uint32_t word = 0;
-    std::memcpy(&word, bytes.data() + 4 * words, tail);
-    sum += std::uint64_t{word} * static_cast<std::uint32_t>(2 * words + 1);
-  }
-  return sum;
+void write_header(MutableBytes payload, PayloadHeader header) {
+  header.header_check = checksum({reinterpret_cast<const std::byte*>(&header), kChecked});
+  std::memcpy(payload.data(), &header, sizeof header);
 }
 
 void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum) {
@@ -42,11 +31,15 @@ void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum
     header.flags |= kHasChecksum;
     header.checksum = checksum(payload.subspan(sizeof header, header.body_bytes));
   }
-  header.header_check = checksum({reinterpret_cast<const std::byte*>(&header), kChecked});
-  std::memcpy(payload.data(), &header, sizeof header);
+  write_header(payload, header);
 }
 
-PayloadHeader open_payload(Bytes payload) {
+void check_body(const PayloadHeader& header, std::uint64_t found) {
+  if ((header.flags & kHasChecksum) && header.checksum != found)
+    throw CorruptPayloadError("payload body is damaged: its checksum does not match");
+}
+
+PayloadHeader open_payload(Bytes payload, bool with_checksum) {
   PayloadHeader header;
   if (payload.size() < sizeof header)
     throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
@@ -69,9 +62,8 @@ PayloadHeader open_payload(Bytes payload) {
     throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
                               " bytes, its header announces " + std::to_string(sizeof header) +
                               " + " + std::to_string(header.body_bytes));
-  if ((header.flags & kHasChecksum) &&
-      header.checksum != checksum(payload.subspan(sizeof header, header.body_bytes)))
-    throw CorruptPayloadError("payload body is damaged: its checksum does not match");
+  if (with_checksum && (header.flags & kHasChecksum))
+    check_body(header, checksum(payload.subspan(sizeof header, header.body_bytes)));
   return header;
 }
 

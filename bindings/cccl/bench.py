@@ -17,6 +17,8 @@ from . import _arrays, _core
 from ._config import COLLECTIVES, PLAIN, Config
 from .errors import ConfigError, UnsupportedError
 
+REDUCED = 4  # payloads that a reduction is measured with
+
 
 def add_commands(commands: Any) -> None:
     """Adds `bench` to the command line."""
@@ -107,7 +109,12 @@ def config_of(name: str, options: argparse.Namespace) -> Config:
 
 
 def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Encodes and decodes `numel` values; GB/s of uncompressed data, NMSE in float64."""
+    """Speed of `numel` values in GB/s of uncompressed data, and NMSE in float64.
+
+    encode and decode: of the values; accumulate: of the decoded values of 4 payloads as they are
+    added up; reduce: of the sum of 4 payloads, decoded, added, divided and encoded in one pass;
+    copy: memcpy, bytes copied.
+    """
     if name == PLAIN:
         raise ConfigError("codec = 'none'; 'identity' measures the path without compression")
     codec = config_of(name, options).codecs
@@ -127,10 +134,24 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     def decode() -> None:
         codec[0].decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
 
+    encode()
+    payloads = [payload, *(payload[:size].copy() for _ in range(REDUCED - 1))]
+    addresses = [one.ctypes.data for one in payloads]
+    summed = np.empty_like(payload)
+
+    def accumulate() -> None:
+        codec[0].reduce(addresses, size, REDUCED, decoded.ctypes.data, numel, dtype.number)
+
+    def reduce() -> None:
+        codec[0].reduce_encode(addresses, size, REDUCED, codec[0], summed.ctypes.data,
+                               summed.nbytes, numel, dtype.number, 0, 0)  # fmt: skip
+
     nbytes = numel * dtype.size
     seconds = {
         "encode_gbps": median_seconds(encode, options.repeats),
         "decode_gbps": median_seconds(decode, options.repeats),
+        "accumulate_gbps": median_seconds(accumulate, options.repeats) / REDUCED,
+        "reduce_gbps": median_seconds(reduce, options.repeats),
         "copy_gbps": median_seconds(lambda: np.copyto(decoded, source), options.repeats),
     }
     decode()
