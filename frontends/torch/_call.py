@@ -187,10 +187,7 @@ class Call:
 
     def plainly(self, reason: str) -> PlainCall:
         """Before the backend carries it: whether all ranks do the same."""
-        call = PlainCall(
-            self.collective, self.label, reason, self.input, self.op, self.src,
-            self.size, self.config, self.choice, self.policy,
-        )  # fmt: skip
+        call = PlainCall(self, reason)
         if self.size > 1 and self.group is not None:
             found = communicator(self.group, self.config)
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src

@@ -83,6 +83,8 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
 
 def existing(group: Any) -> GroupCommunicator | None:
     """The open communicator of a group that has one."""
+    if not _communicators:
+        return None
     group = dist.group.WORLD if group is None else group
     found = _communicators.get(group) if isinstance(group, dist.ProcessGroup) else None
     return None if found is None or found.core.closed else found

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _core
-from .._config import Config
-from .._policy import Choice, Policy
 from .._stats import plain_bytes
 from ..errors import TransportError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ._call import Call
 
 OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
 # Dtypes that gloo moves only as bytes.
@@ -71,28 +72,21 @@ BACKEND = {
 class PlainCall:
     """How a call goes plain: all but its tensors and its group, which it must not keep alive."""
 
-    def __init__(
-        self,
-        collective: str,
-        label: str,
-        reason: str,
-        input: torch.Tensor,
-        op: Any,
-        src: int,
-        size: int,
-        config: Config,
-        choice: Choice | None,
-        policy: Policy | None,
-    ):
-        self.reason, self.config = reason, config
-        self._collective, self._label, self._op, self._src = collective, label, op, src
-        self._choice, self._policy, self._backend = choice, policy, BACKEND[collective]
-        self._table = policy.table if policy else None
-        nbytes = input.numel() * input.element_size()
-        dtype = str(input.dtype).removeprefix("torch.")
-        self._row = (label, collective, dtype, reason, size, input.numel(), nbytes,
-                     plain_bytes(collective, nbytes, size))  # fmt: skip
-        self._times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
+    def __init__(self, call: Call, reason: str):
+        self.reason, self.config = reason, call.config
+        self._collective, self._label, self._op, self._src = (
+            call.collective, call.label, call.op, call.src
+        )  # fmt: skip
+        self._backend = BACKEND[call.collective]
+        self._choice, self._policy = call.choice, call.policy
+        self._table = call.policy.table if call.policy else None
+        self._times = (
+            (call.choice.predicted, call.choice.alternative) if call.choice else (0.0, 0.0)
+        )
+        numel, nbytes = call.input.numel(), call.input.numel() * call.input.element_size()
+        dtype = str(call.input.dtype).removeprefix("torch.")
+        self._row = (call.label, call.collective, dtype, reason, call.size, numel, nbytes,
+                     plain_bytes(call.collective, nbytes, call.size))  # fmt: skip
 
     def again(self) -> bool:
         """Whether a like call is decided alike."""
