@@ -76,9 +76,12 @@ class Table:
         )
 
     def predict(self, curve: Curve, nbytes: int) -> float:
-        """Linear between two sizes; below the first as there, beyond the last at the last rate."""
+        """Linear between two sizes; below the first as there. Beyond the last at the last rate, or,
+        where that was the largest of all, in proportion: what won there goes on winning."""
         if nbytes <= self.sizes[0]:
             return curve[0]
+        if nbytes > self.sizes[-1] == SIZES[-1]:
+            return curve[-1] * nbytes / self.sizes[-1]
         at = min(bisect_left(self.sizes, nbytes), len(self.sizes) - 1)
         rate = (curve[at] - curve[at - 1]) / (self.sizes[at] - self.sizes[at - 1])
         return curve[at] + (nbytes - self.sizes[at]) * rate

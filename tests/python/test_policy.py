@@ -106,6 +106,8 @@ def test_predictions_are_lines_through_what_was_measured():
     table = Table((1000, 2000), {}, {})
     found = [table.predict((1.0, 3.0), nbytes) for nbytes in (1, 1000, 1500, 2000, 4000)]
     assert found == [1.0, 1.0, 2.0, 3.0, 7.0]
+    whole = Table(SIZES, {}, {})
+    assert whole.predict((1.0, 1.0, 1.0, 1.0, 1.0, 3.0), 4 * SIZES[-1]) == 12.0
 
 
 def test_a_pause_at_one_size_reaches_no_other():
