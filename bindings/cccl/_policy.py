@@ -18,7 +18,7 @@ from ._config import PLAIN
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 19, 22, 24))  # bytes of a whole tensor
 BUDGET = 0.5  # seconds that measuring may take
-GAIN = 0.85  # share of plain's time that a codec may take at most: a smaller gain may be noise
+GAIN = 0.8  # share of plain's time that a codec may take at most: a smaller gain may be noise
 DRIFT = 2.0  # observed over predicted, or the inverse, beyond which the times are measured anew
 AT_START, SHARE = 1.0, 1 / 400  # seconds and, later, share of all time that measuring may take;
 # comparing observed times takes as much again
@@ -118,7 +118,8 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
         # The first round of a size pays for memory and agreement: it counts only if it must.
         rounds = [_round(names, nbytes, probe)]
         *first, spent = probe.slowest([*rounds[0], time.perf_counter() - begun])
-        repeats = min(_REPEATS, int((BUDGET - spent) / 3 / max(sum(first), 1e-6)))
+        left = (BUDGET - spent) / (1 if nbytes == SIZES[-1] else 3)
+        repeats = min(_REPEATS, int(left / max(sum(first), 1e-6)))
         if repeats > 0:
             rounds = [_round(names, nbytes, probe) for _ in range(repeats)]
         columns = list(zip(*rounds, strict=True))
