@@ -17,7 +17,7 @@ def stats() -> dict[str, Any]:
     `bytes_sent` and `bytes_received` (payloads with their headers; estimated for plain rows),
     `plain_bytes` (what a plain ring would have sent), `ratio` (plain_bytes / bytes_sent),
     `encode_seconds`, `reduce_seconds`, `decode_seconds`, `exposed_seconds` (waiting for the
-    network), `latency_seconds`, `relative_error` (of the first payload encoded in each call:
+    network), `latency_seconds`, `relative_error` (of a sample of the first payload in each call:
     norm of the error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
     Where compression_type "auto" decided: `predicted_seconds` of the way taken and
     `alternative_seconds` of the best other one, to compare with `latency_seconds`.
