@@ -24,7 +24,7 @@ struct StatsRow {
   double latency = 0;  // submission to completion
   // Seconds that a policy expected of these calls, and of the best other way; 0 without a policy.
   double predicted = 0, alternative = 0;
-  RunStats run;        // sums over the calls
+  RunStats run;  // sums over the calls
 };
 
 class Stats {
