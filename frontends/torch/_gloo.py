@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 from datetime import timedelta
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -95,7 +94,13 @@ class GlooTransport:
         return TransportError(f"rank {self.rank} lost its connection to rank {peer}: {error}")
 
 
-@lru_cache(maxsize=4096)
 def _view(address: int, nbytes: int) -> torch.Tensor:
-    """Pool memory as a tensor; the pool reuses a few addresses, so most calls find theirs made."""
-    return torch.frombuffer((ctypes.c_char * nbytes).from_address(address), dtype=torch.uint8)
+    """Pool memory as a tensor."""
+    return torch.frombuffer(_memory(address, nbytes, _WRITABLE), dtype=torch.uint8)
+
+
+# No ctypes array: each length would be a type of its own, and types stay.
+_memory = ctypes.pythonapi.PyMemoryView_FromMemory
+_memory.restype = ctypes.py_object
+_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
+_WRITABLE = 0x200  # PyBUF_WRITE

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import bench
-from .._config import PLAIN, Config
+from .._config import Config
 from .._stats import plain_bytes, reset_stats, stats
 from ..errors import ConfigError
 from . import all_gather, all_reduce, broadcast, reduce_scatter
@@ -76,7 +76,7 @@ def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[st
     values = baseline_bytes / gradient.element_size()
     return {
         "collective": options.collective,
-        "codec": PLAIN if config.codecs is None else config.codecs[0].name,
+        "codec": config.compression_type if config.codecs is None else config.codecs[0].name,
         "world_size": world,
         "numel": numel,
         "dtype": options.dtype,
