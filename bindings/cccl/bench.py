@@ -44,6 +44,11 @@ def add_commands(commands: Any) -> None:
     collective.add_argument("--window", default="auto", help="chunks between post and wait")
     collective.add_argument("--algorithm", default="auto", help="auto, two_shot or one_shot")
     collective.add_argument("--no-checksum", action="store_true", help="leave checksums out")
+    collective.add_argument(
+        "--beside-python",
+        action="store_true",
+        help="a pure-Python loop runs in the main thread during each all_reduce",
+    )
     collective.add_argument("--deadline", type=float, default=300.0, help="seconds per wait")
     collective.set_defaults(run=run_collective)
 
