@@ -17,6 +17,7 @@ from . import _arrays, _core
 from ._config import COLLECTIVES, PLAIN, Config
 from .errors import ConfigError, UnsupportedError
 
+WARM_UP = 0.05  # seconds
 REDUCED = 4  # payloads that a reduction is measured with
 
 
@@ -126,7 +127,9 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     assert codec is not None
     dtype = _floating(options.dtype)
     values = values_of(numel, options.input)
-    source = _cast(values, dtype)
+    cast = _cast(values, dtype)
+    source = _aligned(cast.nbytes).view(cast.dtype)
+    source[:] = cast
     decoded = np.empty_like(source)
     payload = _aligned(codec[0].max_encoded_bytes(numel, dtype.number))
     size = 0
@@ -191,14 +194,18 @@ def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
 
 
 def _aligned(nbytes: int) -> np.ndarray:
-    """Memory for a payload, aligned as that of the library's own pool."""
+    """Memory aligned as that of the library's own pool and of tensors."""
     memory = np.empty(nbytes + 64, np.uint8)
     return memory[-memory.ctypes.data % 64 :][:nbytes]
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:
-    """Of `repeats` calls after a first one that does not count."""
-    call()
+    """Of `repeats` calls, after as many as wake a processor up."""
+    begun = time.perf_counter()
+    while True:
+        call()
+        if time.perf_counter() - begun > WARM_UP:
+            break
     times = []
     for _ in range(repeats):
         begun = time.perf_counter()
