@@ -1,6 +1,8 @@
 // The header in front of every payload, and its checks. docs/FORMAT.md is the specification.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -37,6 +39,14 @@ struct PayloadHeader {
   std::uint64_t header_check = 0;  // over the 56 bytes before it
 };
 static_assert(sizeof(PayloadHeader) == 64);
+
+// The checksum of the bytes in front of `header_check`.
+constexpr std::uint64_t header_check(const PayloadHeader& header) {
+  const auto words = std::bit_cast<std::array<std::uint32_t, 16>>(header);
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < 14; ++i) sum += std::uint64_t{words[i]} * (2 * i + 1);
+  return sum;
+}
 
 // Position-weighted sum of 32-bit words, modulo 2^64: associative, so any number of threads may
 // share it, and every change of a single word is seen.

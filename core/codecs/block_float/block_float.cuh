@@ -1,0 +1,342 @@
+// The device side of block_float: what a warp does with the blocks of a tile. FORMAT.md.
+#pragma once
+
+#include "codecs/block_float/block_float.h"
+#include "devices/cuda/body.cuh"
+
+namespace cccl::block_float::on_cuda {
+
+using namespace cccl::cuda;
+
+inline constexpr std::uint32_t kInfinity = 0x7F800000u, kSign = 0x80000000u;
+inline constexpr std::uint32_t kTinyScale = 0x0D80;  // 2^-100 as bfloat16: kTiny
+
+// Where codes and scales lie in the body.
+struct Layout {
+  int log2_block;
+  std::uint64_t code_bytes;
+
+  __device__ std::uint64_t scale_offset(std::uint64_t value) const {
+    return code_bytes + 2 * (value >> log2_block);
+  }
+};
+
+// A block's scale, and what its values are multiplied with.
+struct Scale {
+  std::uint32_t bits;
+  float inverse;
+  bool is_nan, is_tiny;
+};
+
+// 1 / scale, correctly rounded: one Newton step from the approximation is enough for the 8
+// significant bits of a bfloat16 (every one of them is tested).
+__device__ inline float inverse_of(float scale) {
+  float guess;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(scale));
+  return __fmaf_rn(__fmaf_rn(-scale, guess, 1.0f), guess, guess);
+}
+
+// `positive` and `negative`: the bits of the largest magnitude of each sign.
+template <int kBits, bool kStochastic>
+__device__ inline Scale linear_scale(std::uint32_t positive, std::uint32_t negative) {
+  constexpr float kHalf = 1 << (kBits - 1);
+  constexpr float kByOpposite = 1.0f / (kStochastic ? kHalf - 1.0f : kHalf - 0.5f);
+  const std::uint32_t extreme = max(positive, negative), opposite = min(positive, negative);
+  const float magnitude =
+      fmaxf(__uint_as_float(extreme) * (1.0f / kHalf), __uint_as_float(opposite) * kByOpposite);
+  Scale scale;
+  scale.bits = max(std::uint32_t{scale_bits(magnitude, kBits)}, min(extreme, 1u));
+  scale.is_tiny = scale.bits < kTinyScale;
+  if (positive > negative) scale.bits |= kSign >> 16;
+  scale.is_nan = extreme >= kInfinity;
+  const float value = __uint_as_float(scale.bits << 16);
+  scale.inverse = extreme == 0 ? 0.0f : inverse_of(scale.is_tiny ? value * kLift : value);
+  if (scale.is_nan) {
+    scale.bits = kNanScale;
+    scale.inverse = 0.0f;
+  }
+  return scale;
+}
+
+// The block that a lane's row belongs to spans this many lanes of it, and rows.
+template <int kVector, int kBlock>
+struct Spread {
+  int lanes, rows;
+  __device__ explicit Spread(const Layout& layout)
+      : lanes(min(kLanes, block(layout) / kVector)),
+        rows(max(1, block(layout) / (kLanes * kVector))) {}
+  __device__ static int block(const Layout& layout) {
+    return kBlock ? kBlock : 1 << layout.log2_block;
+  }
+};
+
+struct Signed {
+  __device__ static std::uint32_t largest(std::uint32_t a, std::uint32_t b) {
+    return static_cast<std::uint32_t>(max(static_cast<int>(a), static_cast<int>(b)));
+  }
+  __device__ static std::uint32_t largest_of_warp(std::uint32_t a) {
+    return static_cast<std::uint32_t>(__reduce_max_sync(~0u, static_cast<int>(a)));
+  }
+};
+struct Unsigned {
+  __device__ static std::uint32_t largest(std::uint32_t a, std::uint32_t b) { return max(a, b); }
+  __device__ static std::uint32_t largest_of_warp(std::uint32_t a) {
+    return __reduce_max_sync(~0u, a);
+  }
+};
+
+// The largest of each block, in all of its lanes and rows.
+template <class Order, int kRows, class Spread>
+__device__ inline void spread_largest(const Spread& spread, std::uint32_t (&of_rows)[kRows]) {
+#pragma unroll
+  for (int step = 1; step < kRows; step *= 2) {
+    if (step >= spread.rows) break;
+    std::uint32_t before[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) before[k] = of_rows[k];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) of_rows[k] = Order::largest(before[k], before[k ^ step]);
+  }
+  if (spread.lanes == kLanes) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) of_rows[k] = Order::largest_of_warp(of_rows[k]);
+    return;
+  }
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    if (step >= spread.lanes) break;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k)
+      of_rows[k] = Order::largest(of_rows[k], __shfl_xor_sync(~0u, of_rows[k], step));
+  }
+}
+
+// Codes as the low bits of a float: adding 1.5 * 2^23 + 2^(bits-1) rounds to an integer.
+template <int kBits>
+struct Rounder {
+  static constexpr int kHalf = 1 << (kBits - 1);
+  static constexpr float kShift = 0x1.8p23f + kHalf;
+
+  __device__ static std::uint32_t limit(float shifted, bool from_below) {
+    if (from_below) shifted = fmaxf(shifted, kShift - kHalf);
+    return __float_as_uint(fminf(shifted, kShift + kHalf - 1));
+  }
+};
+
+template <int kBitsOf>
+struct Nearest {
+  static constexpr int kBits = kBitsOf;
+  static constexpr bool kStochastic = false;
+
+  // The codes of a row in one lane, above which there may be other bits. Only where the scale met
+  // its limit can a code be too small, and at 4 bits not even there.
+  template <int kVector>
+  __device__ void codes(std::uint64_t, const float* values, float inverse,
+                        std::uint32_t (&codes)[kVector]) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v)
+      codes[v] = Rounder<kBits>::limit(values[v] * inverse + Rounder<kBits>::kShift, kBits > 4);
+  }
+};
+
+template <int kBitsOf>
+struct Stochastic {
+  static constexpr int kBits = kBitsOf;
+  static constexpr bool kStochastic = true;
+  std::uint64_t seed;
+
+  template <int kVector>
+  __device__ void codes(std::uint64_t position, const float* values, float inverse,
+                        std::uint32_t (&codes)[kVector]) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const float u = static_cast<float>(random_bits(position + v, seed) >> 8) * 0x1p-24f;
+      codes[v] = Rounder<kBits>::limit(
+          __fadd_rd(values[v] * inverse + u, Rounder<kBits>::kShift), true);
+    }
+  }
+};
+
+// kVector codes, of which the low bits count, side by side.
+template <int kBits, int kVector>
+__device__ inline Chunk<kVector * kBits / 8> pack(const std::uint32_t (&codes)[kVector]) {
+  Chunk<kVector * kBits / 8> packed{};
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    const int at = v * kBits, word = at / 32;
+    const std::uint32_t code = codes[v] & ((1u << kBits) - 1);
+    packed.words[word] |= code << at % 32;
+    if (at % 32 + kBits > 32) packed.words[word + 1] |= code >> (32 - at % 32);
+  }
+  return packed;
+}
+
+// Zeroes codes from number `count` on.
+template <int kBits, int kVector>
+__device__ inline void cut(int count, std::uint32_t (&codes)[kVector]) {
+#pragma unroll
+  for (int v = 0; v < kVector; ++v)
+    if (v >= count) codes[v] = 0;
+}
+
+// kBlock: the block size where it is known to the compiler, or 0.
+template <class Quantiser, int kBlock>
+struct Encoder {
+  using Values = void;
+  using Real = float;
+  static constexpr bool kNanBits = false;
+  static constexpr int kBits = Quantiser::kBits;
+  Layout layout;
+  Quantiser quantiser;
+
+  template <int kVector>
+  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+    constexpr int kRows = kPerLane / kVector, kBytes = kVector * kBits / 8;
+    const Spread<kVector, kBlock> spread(layout);
+    std::uint32_t positive[kRows], negative[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      positive[k] = 0;
+      negative[k] = kSign;  // as unsigned, the largest magnitude of a negative value comes last
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        const auto bits = __float_as_uint(values[k * kVector + v]);
+        positive[k] = Signed::largest(positive[k], bits);
+        negative[k] = Unsigned::largest(negative[k], bits);
+      }
+    }
+    spread_largest<Signed>(spread, positive);
+    spread_largest<Unsigned>(spread, negative);
+
+    std::uint32_t scale_bits[kRows];
+    bool found_nan = false;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const auto scale =
+          linear_scale<kBits, Quantiser::kStochastic>(positive[k], negative[k] ^ kSign);
+      float* const row = values + k * kVector;
+      if (scale.is_tiny | scale.is_nan) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) row[v] = scale.is_nan ? 0.0f : row[v] * kLift;
+      }
+      found_nan |= scale.is_nan;
+      scale_bits[k] = scale.bits;
+      const int at = (k * kLanes + lane_id()) * kVector;
+      std::uint32_t codes[kVector];
+      quantiser.template codes<kVector>(tile.position + at, row, scale.inverse, codes);
+      if (!tile.direct) cut<kBits>(tile.n - at, codes);
+      out.template row<kBytes>(tile, (tile.first / 8 + k * kLanes * kVector / 8) * kBits,
+                               layout.code_bytes, pack<kBits>(codes));
+    }
+    write_scales<kVector>(tile, scale_bits, out);
+    return found_nan;
+  }
+
+  // One for each block, by as many lanes side by side.
+  template <int kVector, int kRows>
+  __device__ void write_scales(const Tile& tile, const std::uint32_t (&scale_bits)[kRows],
+                               BodyWriter& out) const {
+    const int first = lane_id() << (kBlock ? std::countr_zero(unsigned{kBlock})
+                                           : layout.log2_block);  // value of block lane_id()
+    const int source = first / kVector % kLanes, row = first / (kLanes * kVector);
+    std::uint32_t mine = 0;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const std::uint32_t bits = __shfl_sync(~0u, scale_bits[k], source);
+      if (row == k) mine = bits;
+    }
+    if (first < tile.n) out.half_word(tile, layout.scale_offset(tile.first + first), mine);
+  }
+};
+
+// kNormal4Levels[first + 0 ... 7], byte by byte.
+constexpr std::uint64_t eight_levels(int first) {
+  std::uint64_t bytes = 0;
+  for (int i = 0; i < 8; ++i)
+    bytes |= std::uint64_t{static_cast<std::uint8_t>(kNormal4Levels[first + i])} << 8 * i;
+  return bytes;
+}
+
+// A table of the levels across the warp: lane i holds that of code i % 16.
+__device__ inline float level_of_lane() {
+  constexpr std::uint64_t kLow = eight_levels(0), kHigh = eight_levels(8);
+  const std::uint64_t half = lane_id() & 8 ? kHigh : kLow;
+  return static_cast<std::int8_t>(half >> 8 * (lane_id() % 8));
+}
+
+template <int kBits, Codebook kCodebook>
+struct Decoder {
+  using Values = void;
+  static constexpr int kVector = kChunkBytes * 8 / kBits;
+  Layout layout;
+
+  template <int kVector>
+  struct Fetched {
+    static constexpr int kRows = kPerLane / kVector;
+    Chunk<kVector * kBits / 8> codes[kRows];
+    std::uint32_t scales[kRows];
+  };
+
+  template <int kVector>
+  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
+    Fetched<kVector> fetched;
+#pragma unroll
+    for (int k = 0; k < Fetched<kVector>::kRows; ++k) {
+      fetched.codes[k] = in.template row<kVector * kBits / 8>(
+          tile, (tile.first / 8 + k * kLanes * kVector / 8) * kBits, layout.code_bytes);
+      const int at = (k * kLanes + lane_id()) * kVector;
+      const bool begins = (at & ((1 << layout.log2_block) - 1)) == 0;
+      fetched.scales[k] = at < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + at),
+                                                     begins)
+                                      : 0;
+    }
+    return fetched;
+  }
+
+  template <int kVector, bool kAdd, class Real>
+  __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
+    const float table = kCodebook == kNormal4 ? level_of_lane() : 0.0f;
+#pragma unroll
+    for (int k = 0; k < Fetched<kVector>::kRows; ++k) {
+      const std::uint32_t bits = fetched.scales[k];
+      const float scale = __uint_as_float(bits << 16);
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        Real& value = values[k * kVector + v];
+        // The product is exact: fused or not, the sum is rounded once.
+        const float level = level_of<kVector>(fetched.codes[k], v, table);
+        if constexpr (std::is_same_v<Real, float>)
+          value = __fmaf_rn(level, scale, kAdd ? value : 0.0f);
+        else
+          value = (kAdd ? value : 0.0) + __fmaf_rn(level, scale, 0.0f);
+      }
+      if (!kAdd && (bits & 0x7FFF) > (kInfinity >> 16)) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) values[k * kVector + v] = __uint_as_float(kNan);
+      }
+    }
+  }
+
+  // A code at bit p of the mantissa of 2^(23-p) is that number plus the code.
+  template <int kVector>
+  __device__ static float level_of(const Chunk<kVector * kBits / 8>& codes, int v,
+                                   float table) {
+    constexpr std::uint32_t kMask = (1u << kBits) - 1;
+    const int at = v * kBits % 32;
+    const std::uint32_t word = codes.words[v * kBits / 32];
+    if constexpr (kCodebook == kNormal4) {
+      return __shfl_sync(~0u, table, word >> at);
+    } else if constexpr (kBits == 8) {
+      const auto shifted = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 + at / 8));
+      return shifted - (0x1p23f + (1 << (kBits - 1)));
+    } else {
+      static_assert(32 % kBits == 0);
+      const int shift = at + kBits > 23 ? 12 : 0, bit = at - shift;
+      const std::uint32_t exponent = (127u + 23 - bit) << 23;
+      const auto shifted = __uint_as_float((word >> shift & kMask << bit) | exponent);
+      return shifted - (__uint_as_float(exponent) + (1 << (kBits - 1)));
+    }
+  }
+};
+
+}  // namespace cccl::block_float::on_cuda

@@ -1,0 +1,176 @@
+// The kernels of every codec, over its Encoder and Decoder.
+//
+// struct Encoder {
+//   using Real;                       what it encodes: float or double
+//   static constexpr bool kNanBits;   whether a NaN's own bits matter
+//   // Encodes a tile; true if a value will decode to Inf or NaN.
+//   template <int kVector> bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;
+// };
+// struct Decoder {
+//   static constexpr int kVector;     for rows that read the body in the widest accesses
+//   template <int kVector> struct Fetched;
+//   template <int kVector> Fetched<kVector> fetch(const Tile&, BodyReader&) const;
+//   // values = or += what was fetched
+//   template <int kVector, bool kAdd, class Real>
+//   void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
+// };
+#pragma once
+
+#include "devices/cuda/body.cuh"
+#include "devices/cuda/finish.cuh"
+
+namespace cccl::cuda {
+
+// What all kernels know of their values.
+struct Span {
+  std::uint64_t count, position;
+  bool aligned;  // every array and payload begins at a multiple of kChunkBytes
+};
+
+// What a sum of several payloads becomes. A power of two is multiplied by its exact reciprocal.
+struct Mean {
+  double divisor;
+  float divisor_f, reciprocal_f;
+  bool exact;           // the reciprocal is
+  bool half_overflows;  // a sum beyond what float16 holds is an Inf
+};
+
+// step(tile) for each tile that this warp has.
+template <class Step>
+__device__ inline void for_tiles(const Span& span, Step step) {
+  __shared__ alignas(kChunkBytes) std::byte staging[kWarps][kStagingBytes];
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
+  for (std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
+       first < span.count; first += stride) {
+    const std::uint64_t left = span.count - first;
+    const int n = left < kTileValues ? static_cast<int>(left) : kTileValues;
+    step(Tile{first, span.count, span.position + first, n, span.aligned && n == kTileValues,
+              staging[warp]});
+  }
+}
+
+template <class Encoder, class T>
+__global__ void __launch_bounds__(kThreads)
+    encode_kernel(const std::byte* values, Span span, Encoder encoder,
+                  __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
+                  Workspace* workspace) {
+  constexpr int kVector = kChunkBytes / sizeof(T);
+  BodyWriter out(seal.payload + sizeof(PayloadHeader));
+  Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
+  for_tiles(span, [&](const Tile& tile) {
+    typename Encoder::Real tile_values[kPerLane];
+    read_values<T, Encoder::kNanBits>(tile, values, tile_values);
+    if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
+  });
+  totals.written = out.sum;
+  finish(workspace, totals, nullptr, &seal);
+}
+
+template <class Decoder, class T>
+__global__ void __launch_bounds__(kThreads)
+    decode_kernel(std::byte* values, Span span, Decoder decoder,
+                  __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+  constexpr int kVector = kChunkBytes / sizeof(T);
+  Totals totals = inspect(sources, report);
+  BodyReader in(sources.payloads[0] + sizeof(PayloadHeader));
+  for_tiles(span, [&](const Tile& tile) {
+    SumOf<T> tile_values[kPerLane];
+    const auto fetched = decoder.template fetch<kVector>(tile, in);
+    decoder.template apply<kVector, false>(fetched, tile_values);
+    write_values<T, true>(tile, values, tile_values);
+  });
+  totals.read += in.sum;
+  finish(workspace, totals, report, nullptr);
+}
+
+__device__ inline void finish_mean(const Mean& mean, float (&sums)[kPerLane]) {
+  bool special = false;
+#pragma unroll
+  for (int i = 0; i < kPerLane; i += 2) {
+    for (int j = i; j < i + 2; ++j) sums[j] = mean.exact ? sums[j] * mean.reciprocal_f : sums[j];
+    special |= either_nan(sums[i], sums[i + 1]);
+  }
+  if (!mean.exact) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) sums[i] = __fdiv_rn(sums[i], mean.divisor_f);
+  }
+  if (mean.half_overflows) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (fabsf(sums[i]) >= 65520.0f) sums[i] = copysignf(INFINITY, sums[i]);
+  }
+  if (special) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i)
+      if (isnan(sums[i])) sums[i] = __uint_as_float(kNan);
+  }
+}
+
+__device__ inline void finish_mean(const Mean& mean, double (&sums)[kPerLane]) {
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) sums[i] = __ddiv_rn(sums[i], mean.divisor);
+}
+
+// The mean of the sources' values in a tile. Several are fetched before the first is added.
+template <int kVector, class Decoder, class Real>
+__device__ inline void sum_tile(const Tile& tile, const Sources& sources, const Decoder& decoder,
+                                const Mean& mean, std::uint64_t& checksum,
+                                Real (&sums)[kPerLane]) {
+  constexpr int kAhead = 4;
+  typename Decoder::template Fetched<kVector> fetched[kAhead];
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i) sums[i] = 0;
+  for (int first = 0; first < sources.count; first += kAhead) {
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (first + j >= sources.count) break;
+      BodyReader in(sources.payloads[first + j] + sizeof(PayloadHeader));
+      fetched[j] = decoder.template fetch<kVector>(tile, in);
+      checksum += in.sum;
+    }
+#pragma unroll
+    for (int j = 0; j < kAhead; ++j) {
+      if (first + j >= sources.count) break;
+      if (first + j == 0)
+        decoder.template apply<kVector, false>(fetched[j], sums);
+      else
+        decoder.template apply<kVector, true>(fetched[j], sums);
+    }
+  }
+  finish_mean(mean, sums);
+}
+
+template <class Decoder, class T>
+__global__ void __launch_bounds__(kThreads)
+    reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
+                  __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+  constexpr int kVector = kChunkBytes / sizeof(T);
+  Totals totals = inspect(sources, report);
+  for_tiles(span, [&](const Tile& tile) {
+    SumOf<T> sums[kPerLane];
+    sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
+    write_values<T, false>(tile, values, sums);
+  });
+  finish(workspace, totals, report, nullptr);
+}
+
+template <class Decoder, class Encoder>
+__global__ void __launch_bounds__(kThreads)
+    reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
+                         __grid_constant__ const Seal seal,
+                         __grid_constant__ const Sources sources, Workspace* workspace,
+                         Report* report) {
+  constexpr int kVector = Decoder::kVector;
+  Totals totals = inspect(sources, report);
+  BodyWriter out(seal.payload + sizeof(PayloadHeader));
+  for_tiles(span, [&](const Tile& tile) {
+    float sums[kPerLane];
+    sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
+    if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
+  });
+  totals.written = out.sum;
+  finish(workspace, totals, report, &seal);
+}
+
+}  // namespace cccl::cuda

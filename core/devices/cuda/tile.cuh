@@ -1,0 +1,127 @@
+// How a warp holds a tile: rows of kVector values in each of its lanes, so that every access to
+// memory is one coalesced row.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "devices/cuda/values.cuh"
+
+namespace cccl::cuda {
+
+inline constexpr int kLanes = 32;
+inline constexpr int kPerLane = 32;  // values of a tile in each lane
+inline constexpr int kTileValues = kLanes * kPerLane;  // a multiple of every block size
+
+__device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes); }
+
+// Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
+// (k * kLanes + l) * kVector + v of the tile.
+struct Tile {
+  std::uint64_t first, count, position;
+  int n;
+  bool direct;          // full, and all memory aligned: rows go without staging
+  std::byte* staging;   // shared memory of this warp, kStagingBytes
+};
+
+inline constexpr int kChunkBytes = 16;                        // the widest access of a lane
+inline constexpr int kStagingBytes = kLanes * kChunkBytes;
+
+template <int kBytes>
+using Access = std::conditional_t<
+    kBytes == 16, uint4,
+    std::conditional_t<kBytes == 8, uint2,
+                       std::conditional_t<kBytes == 4, std::uint32_t,
+                                          std::conditional_t<kBytes == 2, std::uint16_t,
+                                                             std::uint8_t>>>>;
+
+template <int kBytes>
+__device__ inline Chunk<kBytes> to_chunk(Access<kBytes> value) {
+  if constexpr (kBytes == 16)
+    return {value.x, value.y, value.z, value.w};
+  else if constexpr (kBytes == 8)
+    return {value.x, value.y};
+  else
+    return {value};
+}
+
+template <int kBytes>
+__device__ inline Access<kBytes> to_access(const Chunk<kBytes>& chunk) {
+  if constexpr (kBytes == 16)
+    return {chunk.words[0], chunk.words[1], chunk.words[2], chunk.words[3]};
+  else if constexpr (kBytes == 8)
+    return {chunk.words[0], chunk.words[1]};
+  else
+    return static_cast<Access<kBytes>>(chunk.words[0]);
+}
+
+// The warp copies `bytes` bytes at any alignment, by words where it can.
+static __device__ __noinline__ void copy_bytes(std::byte* to, const std::byte* from, int bytes) {
+  const auto both = reinterpret_cast<std::uintptr_t>(to) | reinterpret_cast<std::uintptr_t>(from);
+  const int in_words = both % 4 == 0 ? bytes / 4 : 0;
+  for (int i = lane_id(); i < in_words; i += kLanes)
+    reinterpret_cast<std::uint32_t*>(to)[i] = reinterpret_cast<const std::uint32_t*>(from)[i];
+  for (int i = 4 * in_words + lane_id(); i < bytes; i += kLanes) to[i] = from[i];
+}
+
+__device__ inline int clamp_bytes(std::int64_t bytes, int most) {
+  return static_cast<int>(bytes < 0 ? 0 : bytes < most ? bytes : most);
+}
+
+// A row of kBytes for each lane. `valid` bytes of it exist; the rest reads as zeros.
+template <int kBytes>
+__device__ inline Chunk<kBytes> read_row(const Tile& tile, const std::byte* row,
+                                         std::int64_t valid) {
+  using Word = Access<kBytes>;
+  if (tile.direct) return to_chunk<kBytes>(__ldg(reinterpret_cast<const Word*>(row) + lane_id()));
+  const int bytes = clamp_bytes(valid, kLanes * kBytes);
+  copy_bytes(tile.staging, row, bytes);
+  for (int i = bytes + lane_id(); i < kLanes * kBytes; i += kLanes) tile.staging[i] = std::byte{0};
+  __syncwarp();
+  const auto chunk = to_chunk<kBytes>(reinterpret_cast<const Word*>(tile.staging)[lane_id()]);
+  __syncwarp();
+  return chunk;
+}
+
+template <int kBytes>
+__device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t valid,
+                                 const Chunk<kBytes>& chunk) {
+  using Word = Access<kBytes>;
+  if (tile.direct) {
+    reinterpret_cast<Word*>(row)[lane_id()] = to_access<kBytes>(chunk);
+    return;
+  }
+  reinterpret_cast<Word*>(tile.staging)[lane_id()] = to_access<kBytes>(chunk);
+  __syncwarp();
+  copy_bytes(row, tile.staging, clamp_bytes(valid, kLanes * kBytes));
+  __syncwarp();
+}
+
+// The tile's values from an array of T, zeros behind its end.
+template <class T, bool kNanBits, class Real>
+__device__ inline void read_values(const Tile& tile, const std::byte* array,
+                                   Real (&values)[kPerLane]) {
+  constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
+  const std::byte* const from = array + tile.first * sizeof(T);
+  Chunk<kChunkBytes> rows[kPerLane / kVector];
+#pragma unroll
+  for (int k = 0; k < kPerLane / kVector; ++k)
+    rows[k] = read_row<kChunkBytes>(tile, from + k * kRow,
+                                    std::int64_t{tile.n} * sizeof(T) - k * kRow);
+#pragma unroll
+  for (int k = 0; k < kPerLane / kVector; ++k)
+    load<T, kNanBits, Real, kVector>(rows[k], values + k * kVector);
+}
+
+template <class T, bool kSaturate, class Real>
+__device__ inline void write_values(const Tile& tile, std::byte* array,
+                                    const Real (&values)[kPerLane]) {
+  constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
+  std::byte* const to = array + tile.first * sizeof(T);
+#pragma unroll
+  for (int k = 0; k < kPerLane / kVector; ++k)
+    write_row<kChunkBytes>(tile, to + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow,
+                           store<T, kSaturate, kVector>(values + k * kVector));
+}
+
+}  // namespace cccl::cuda
