@@ -55,6 +55,10 @@ std::uint64_t checksum(Bytes bytes);
 // Writes `header`, completed by its check values, in front of the body at payload + 64.
 void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum);
 
+// The header in `head`, the first bytes of a payload of `bytes` in all, after all checks but that
+// of the body's checksum. Throws CorruptPayloadError that names what is wrong.
+PayloadHeader open_header(Bytes head, std::size_t bytes);
+
 // The header of `payload` after all checks: magic, version, lengths, header check and, where
 // present, the body's checksum. Throws CorruptPayloadError that names what is wrong.
 PayloadHeader open_payload(Bytes payload);

@@ -190,7 +190,7 @@ struct Encoder {
   Quantiser quantiser;
 
   template <int kVector>
-  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+  __device__ bool encode(const WarpTile& tile, float (&values)[kPerLane], BodyWriter& out) const {
     constexpr int kRows = kPerLane / kVector, kBytes = kVector * kBits / 8;
     const Spread<kVector, kBlock> spread(layout);
     std::uint32_t positive[kRows], negative[kRows];
@@ -234,7 +234,7 @@ struct Encoder {
 
   // One for each block, by as many lanes side by side.
   template <int kVector, int kRows>
-  __device__ void write_scales(const Tile& tile, const std::uint32_t (&scale_bits)[kRows],
+  __device__ void write_scales(const WarpTile& tile, const std::uint32_t (&scale_bits)[kRows],
                                BodyWriter& out) const {
     const int first = lane_id() << (kBlock ? std::countr_zero(unsigned{kBlock})
                                            : layout.log2_block);  // value of block lane_id()
@@ -278,7 +278,7 @@ struct Decoder {
   };
 
   template <int kVector>
-  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
+  __device__ Fetched<kVector> fetch(const WarpTile& tile, BodyReader& in) const {
     Fetched<kVector> fetched;
 #pragma unroll
     for (int k = 0; k < Fetched<kVector>::kRows; ++k) {

@@ -25,7 +25,7 @@ class BodyReader {
 
   // `size`: of the part of the body that the row belongs to, from the body's start.
   template <int kBytes>
-  __device__ Chunk<kBytes> row(const Tile& tile, std::uint64_t offset, std::uint64_t size) {
+  __device__ Chunk<kBytes> row(const WarpTile& tile, std::uint64_t offset, std::uint64_t size) {
     const auto chunk =
         read_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset));
     sum += checksum_of<kBytes>(offset + lane_id() * kBytes, chunk);
@@ -33,7 +33,7 @@ class BodyReader {
   }
 
   // 16 bits at an even offset, which count for the checksum where `counts`.
-  __device__ std::uint32_t half_word(const Tile& tile, std::uint64_t offset, bool counts) {
+  __device__ std::uint32_t half_word(const WarpTile& tile, std::uint64_t offset, bool counts) {
     const std::byte* const at = body_ + offset;
     const std::uint32_t bits = tile.direct ? __ldg(reinterpret_cast<const std::uint16_t*>(at))
                                            : static_cast<std::uint32_t>(at[0]) |
@@ -54,13 +54,13 @@ class BodyWriter {
 
   // What lies behind the part's `size` must be zero in `chunk`, and is not written.
   template <int kBytes>
-  __device__ void row(const Tile& tile, std::uint64_t offset, std::uint64_t size,
+  __device__ void row(const WarpTile& tile, std::uint64_t offset, std::uint64_t size,
                       const Chunk<kBytes>& chunk) {
     write_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset), chunk);
     sum += checksum_of<kBytes>(offset + lane_id() * kBytes, chunk);
   }
 
-  __device__ void half_word(const Tile& tile, std::uint64_t offset, std::uint32_t bits) {
+  __device__ void half_word(const WarpTile& tile, std::uint64_t offset, std::uint32_t bits) {
     std::byte* const at = body_ + offset;
     if (tile.direct) {
       *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(bits);

@@ -4,12 +4,12 @@
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
-//   template <int kVector> bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;
+//   template <int kVector> bool encode(const WarpTile&, Real (&values)[kPerLane], BodyWriter&) const;
 // };
 // struct Decoder {
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
 //   template <int kVector> struct Fetched;
-//   template <int kVector> Fetched<kVector> fetch(const Tile&, BodyReader&) const;
+//   template <int kVector> Fetched<kVector> fetch(const WarpTile&, BodyReader&) const;
 //   // values = or += what was fetched
 //   template <int kVector, bool kAdd, class Real>
 //   void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
@@ -45,7 +45,7 @@ __device__ inline void for_tiles(const Span& span, Step step) {
        first < span.count; first += stride) {
     const std::uint64_t left = span.count - first;
     const int n = left < kTileValues ? static_cast<int>(left) : kTileValues;
-    step(Tile{first, span.count, span.position + first, n, span.aligned && n == kTileValues,
+    step(WarpTile{first, span.count, span.position + first, n, span.aligned && n == kTileValues,
               staging[warp]});
   }
 }
@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = kChunkBytes / sizeof(T);
   BodyWriter out(seal.payload + sizeof(PayloadHeader));
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
-  for_tiles(span, [&](const Tile& tile) {
+  for_tiles(span, [&](const WarpTile& tile) {
     typename Encoder::Real tile_values[kPerLane];
     read_values<T, Encoder::kNanBits>(tile, values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
@@ -74,7 +74,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = kChunkBytes / sizeof(T);
   Totals totals = inspect(sources, report);
   BodyReader in(sources.payloads[0] + sizeof(PayloadHeader));
-  for_tiles(span, [&](const Tile& tile) {
+  for_tiles(span, [&](const WarpTile& tile) {
     SumOf<T> tile_values[kPerLane];
     const auto fetched = decoder.template fetch<kVector>(tile, in);
     decoder.template apply<kVector, false>(fetched, tile_values);
@@ -114,11 +114,12 @@ __device__ inline void finish_mean(const Mean& mean, double (&sums)[kPerLane]) {
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.
 template <int kVector, class Decoder, class Real>
-__device__ inline void sum_tile(const Tile& tile, const Sources& sources, const Decoder& decoder,
+__device__ inline void sum_tile(const WarpTile& tile, const Sources& sources, const Decoder& decoder,
                                 const Mean& mean, std::uint64_t& checksum,
                                 Real (&sums)[kPerLane]) {
-  constexpr int kAhead = 4;
-  typename Decoder::template Fetched<kVector> fetched[kAhead];
+  using Fetched = typename Decoder::template Fetched<kVector>;
+  constexpr int kAhead = sizeof(Fetched) > 128 ? 1 : sizeof(Fetched) > 64 ? 2 : 4;
+  Fetched fetched[kAhead];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) sums[i] = 0;
   for (int first = 0; first < sources.count; first += kAhead) {
@@ -147,7 +148,7 @@ __global__ void __launch_bounds__(kThreads)
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   Totals totals = inspect(sources, report);
-  for_tiles(span, [&](const Tile& tile) {
+  for_tiles(span, [&](const WarpTile& tile) {
     SumOf<T> sums[kPerLane];
     sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
     write_values<T, false>(tile, values, sums);
@@ -164,7 +165,7 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = Decoder::kVector;
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload + sizeof(PayloadHeader));
-  for_tiles(span, [&](const Tile& tile) {
+  for_tiles(span, [&](const WarpTile& tile) {
     float sums[kPerLane];
     sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
     if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 
 #include "devices/cuda/values.cuh"
 
@@ -17,42 +18,55 @@ __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes);
 
 // Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
 // (k * kLanes + l) * kVector + v of the tile.
-struct Tile {
+struct WarpTile {
   std::uint64_t first, count, position;
   int n;
   bool direct;          // full, and all memory aligned: rows go without staging
   std::byte* staging;   // shared memory of this warp, kStagingBytes
 };
 
-inline constexpr int kChunkBytes = 16;                        // the widest access of a lane
-inline constexpr int kStagingBytes = kLanes * kChunkBytes;
+inline constexpr int kChunkBytes = 16;                         // the widest access of a lane
+inline constexpr int kStagingBytes = 2 * kLanes * kChunkBytes;  // the widest row
 
 template <int kBytes>
-using Access = std::conditional_t<
-    kBytes == 16, uint4,
-    std::conditional_t<kBytes == 8, uint2,
-                       std::conditional_t<kBytes == 4, std::uint32_t,
-                                          std::conditional_t<kBytes == 2, std::uint16_t,
-                                                             std::uint8_t>>>>;
+using Access =
+    std::conditional_t<kBytes == 1, std::uint8_t,
+                       std::conditional_t<kBytes == 2, std::uint16_t,
+                                          std::conditional_t<kBytes == 4, std::uint32_t,
+                                                             std::conditional_t<kBytes == 8, uint2,
+                                                                                uint4>>>>;
 
+// The chunk of this lane in a row at an aligned address.
 template <int kBytes>
-__device__ inline Chunk<kBytes> to_chunk(Access<kBytes> value) {
-  if constexpr (kBytes == 16)
-    return {value.x, value.y, value.z, value.w};
-  else if constexpr (kBytes == 8)
-    return {value.x, value.y};
-  else
-    return {value};
+__device__ inline Chunk<kBytes> read_chunk(const std::byte* row) {
+  static_assert(kBytes <= 4 || kBytes % 8 == 0);
+  using Word = Access<kBytes>;
+  constexpr int kWords = kBytes / sizeof(Word);
+  Chunk<kBytes> chunk;
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    const Word word = reinterpret_cast<const Word*>(row)[lane_id() * kWords + i];
+    if constexpr (sizeof(Word) <= 4)
+      chunk.words[0] = word;
+    else
+      std::memcpy(chunk.words + i * sizeof(Word) / 4, &word, sizeof word);
+  }
+  return chunk;
 }
 
 template <int kBytes>
-__device__ inline Access<kBytes> to_access(const Chunk<kBytes>& chunk) {
-  if constexpr (kBytes == 16)
-    return {chunk.words[0], chunk.words[1], chunk.words[2], chunk.words[3]};
-  else if constexpr (kBytes == 8)
-    return {chunk.words[0], chunk.words[1]};
-  else
-    return static_cast<Access<kBytes>>(chunk.words[0]);
+__device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk) {
+  using Word = Access<kBytes>;
+  constexpr int kWords = kBytes / sizeof(Word);
+#pragma unroll
+  for (int i = 0; i < kWords; ++i) {
+    Word word;
+    if constexpr (sizeof(Word) <= 4)
+      word = static_cast<Word>(chunk.words[0]);
+    else
+      std::memcpy(&word, chunk.words + i * sizeof(Word) / 4, sizeof word);
+    reinterpret_cast<Word*>(row)[lane_id() * kWords + i] = word;
+  }
 }
 
 // The warp copies `bytes` bytes at any alignment, by words where it can.
@@ -70,28 +84,23 @@ __device__ inline int clamp_bytes(std::int64_t bytes, int most) {
 
 // A row of kBytes for each lane. `valid` bytes of it exist; the rest reads as zeros.
 template <int kBytes>
-__device__ inline Chunk<kBytes> read_row(const Tile& tile, const std::byte* row,
+__device__ inline Chunk<kBytes> read_row(const WarpTile& tile, const std::byte* row,
                                          std::int64_t valid) {
-  using Word = Access<kBytes>;
-  if (tile.direct) return to_chunk<kBytes>(__ldg(reinterpret_cast<const Word*>(row) + lane_id()));
+  if (tile.direct) return read_chunk<kBytes>(row);
   const int bytes = clamp_bytes(valid, kLanes * kBytes);
   copy_bytes(tile.staging, row, bytes);
   for (int i = bytes + lane_id(); i < kLanes * kBytes; i += kLanes) tile.staging[i] = std::byte{0};
   __syncwarp();
-  const auto chunk = to_chunk<kBytes>(reinterpret_cast<const Word*>(tile.staging)[lane_id()]);
+  const auto chunk = read_chunk<kBytes>(tile.staging);
   __syncwarp();
   return chunk;
 }
 
 template <int kBytes>
-__device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t valid,
+__device__ inline void write_row(const WarpTile& tile, std::byte* row, std::int64_t valid,
                                  const Chunk<kBytes>& chunk) {
-  using Word = Access<kBytes>;
-  if (tile.direct) {
-    reinterpret_cast<Word*>(row)[lane_id()] = to_access<kBytes>(chunk);
-    return;
-  }
-  reinterpret_cast<Word*>(tile.staging)[lane_id()] = to_access<kBytes>(chunk);
+  if (tile.direct) return write_chunk<kBytes>(row, chunk);
+  write_chunk<kBytes>(tile.staging, chunk);
   __syncwarp();
   copy_bytes(row, tile.staging, clamp_bytes(valid, kLanes * kBytes));
   __syncwarp();
@@ -99,7 +108,7 @@ __device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t 
 
 // The tile's values from an array of T, zeros behind its end.
 template <class T, bool kNanBits, class Real>
-__device__ inline void read_values(const Tile& tile, const std::byte* array,
+__device__ inline void read_values(const WarpTile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
@@ -114,7 +123,7 @@ __device__ inline void read_values(const Tile& tile, const std::byte* array,
 }
 
 template <class T, bool kSaturate, class Real>
-__device__ inline void write_values(const Tile& tile, std::byte* array,
+__device__ inline void write_values(const WarpTile& tile, std::byte* array,
                                     const Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   std::byte* const to = array + tile.first * sizeof(T);

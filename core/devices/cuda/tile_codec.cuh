@@ -155,10 +155,10 @@ class CudaTileCodec : public CudaCodec {
     DeviceGuard guard(on.device().index);
     const auto sources = sources_of({&payload, 1}, out.count, out.dtype);
     const Span span{out.count, 0, all_aligned(payload.data(), out.data)};
-    with_float_type(out.dtype, [&](auto type) {
-      kernels_.with_decoder(out.dtype, out.count, [&](auto decoder) {
-        if constexpr (serves<decltype(decoder), decltype(type)>)
-          launch(decode_kernel<decltype(decoder), decltype(type)>, on, tiles_of(out.count),
+    with_float_type(out.dtype, [&]<class T>(T) {
+      kernels_.with_decoder(out.dtype, out.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves<Decoder, T>)
+          launch(decode_kernel<Decoder, T>, on, tiles_of(out.count),
                  static_cast<std::byte*>(out.data), span, decoder, sources, on.workspace(),
                  on.report());
       });
@@ -193,10 +193,10 @@ class CudaTileCodec : public CudaCodec {
     DeviceGuard guard(on.device().index);
     const auto seal = seal_of(args);
     const Span span{values.count, args.position, all_aligned(values.data, args.out.data())};
-    with_float_type(values.dtype, [&](auto type) {
-      kernels_.with_encoder(args, [&](auto encoder) {
-        if constexpr (serves_sums<decltype(encoder), decltype(type)>)
-          launch(encode_kernel<decltype(encoder), decltype(type)>, on, tiles_of(values.count),
+    with_float_type(values.dtype, [&]<class T>(T) {
+      kernels_.with_encoder(args, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (serves_sums<Encoder, T>)
+          launch(encode_kernel<Encoder, T>, on, tiles_of(values.count),
                  static_cast<const std::byte*>(values.data), span, encoder, seal, sources,
                  on.workspace());
       });
@@ -210,11 +210,10 @@ class CudaTileCodec : public CudaCodec {
     const auto sources = sources_of(args.payloads, out.count, dtype);
     Span span{out.count, 0, all_aligned(out.data)};
     for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
-    with_float_type(out.dtype, [&](auto type) {
-      kernels_.with_decoder(dtype, out.count, [&](auto decoder) {
-        using Decoder = decltype(decoder);
-        if constexpr (serves<Decoder, decltype(type)> || serves_sums<Decoder, decltype(type)>)
-          launch(reduce_kernel<Decoder, decltype(type)>, on, tiles_of(out.count),
+    with_float_type(out.dtype, [&]<class T>(T) {
+      kernels_.with_decoder(dtype, out.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves<Decoder, T> || serves_sums<Decoder, T>)
+          launch(reduce_kernel<Decoder, T>, on, tiles_of(out.count),
                  static_cast<std::byte*>(out.data), span, decoder, mean_of(args.divisor, dtype),
                  sources, on.workspace(), on.report());
       });
@@ -229,12 +228,12 @@ class CudaTileCodec : public CudaCodec {
     const auto seal = seal_of(target);
     Span span{count, target.position, all_aligned(target.out.data())};
     for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
-    first.kernels_.with_decoder(dtype, count, [&](auto decoder) {
-      kernels_.with_encoder(target, [&](auto encoder) {
-        if constexpr (std::is_same_v<typename decltype(decoder)::Values,
-                                     typename decltype(encoder)::Values> &&
-                      serves_sums<decltype(encoder), float>)
-          launch(reduce_encode_kernel<decltype(decoder), decltype(encoder)>, on, tiles_of(count),
+    first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
+      kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (std::is_same_v<typename Decoder::Values,
+                                     typename Encoder::Values> &&
+                      serves_sums<Encoder, float>)
+          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count),
                  span, decoder, encoder, mean_of(args.divisor, dtype), seal, sources,
                  on.workspace(), on.report());
       });
