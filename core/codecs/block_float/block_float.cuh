@@ -312,7 +312,7 @@ struct Decoder {
       }
       if (!kAdd && (bits & 0x7FFF) > (kInfinity >> 16)) {
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) values[k * kVector + v] = __uint_as_float(kNan);
+        for (int v = 0; v < kVector; ++v) values[k * kVector + v] = nan_of<Real>();
       }
     }
   }

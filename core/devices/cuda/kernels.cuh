@@ -84,32 +84,31 @@ __global__ void __launch_bounds__(kThreads)
   finish(workspace, totals, report, nullptr);
 }
 
-__device__ inline void finish_mean(const Mean& mean, float (&sums)[kPerLane]) {
+__device__ inline float mean_of_sum(const Mean& mean, float sum) {
+  return mean.exact ? sum * mean.reciprocal_f : __fdiv_rn(sum, mean.divisor_f);
+}
+__device__ inline double mean_of_sum(const Mean& mean, double sum) {
+  return __ddiv_rn(sum, mean.divisor);
+}
+
+template <class Real>
+__device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
   bool special = false;
 #pragma unroll
-  for (int i = 0; i < kPerLane; i += 2) {
-    for (int j = i; j < i + 2; ++j) sums[j] = mean.exact ? sums[j] * mean.reciprocal_f : sums[j];
-    special |= either_nan(sums[i], sums[i + 1]);
-  }
-  if (!mean.exact) {
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i) sums[i] = __fdiv_rn(sums[i], mean.divisor_f);
+  for (Real& sum : sums) {
+    sum = mean_of_sum(mean, sum);
+    special |= isnan(sum);
   }
   if (mean.half_overflows) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (fabsf(sums[i]) >= 65520.0f) sums[i] = copysignf(INFINITY, sums[i]);
+    for (Real& sum : sums)
+      if (fabs(sum) >= Real{65520}) sum = copysign(Real{INFINITY}, sum);
   }
   if (special) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (isnan(sums[i])) sums[i] = __uint_as_float(kNan);
+    for (Real& sum : sums)
+      if (isnan(sum)) sum = nan_of<Real>();
   }
-}
-
-__device__ inline void finish_mean(const Mean& mean, double (&sums)[kPerLane]) {
-#pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sums[i] = __ddiv_rn(sums[i], mean.divisor);
 }
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.

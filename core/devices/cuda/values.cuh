@@ -46,6 +46,27 @@ struct Chunk {
 // A NaN that arithmetic makes is 0x7FFFFFFF on a GPU; everywhere else in CCCL it is this one.
 inline constexpr std::uint32_t kNan = 0x7FC00000u;
 
+template <class Real>
+__device__ inline Real nan_of() {
+  if constexpr (std::is_same_v<Real, double>) return __longlong_as_double(0x7FF8000000000000ll);
+  return __uint_as_float(kNan);
+}
+
+// Between float and double as a CPU does it: a NaN keeps its sign and upper bits, and is quiet.
+__device__ inline double widen(float value) {
+  if (!isnan(value)) return value;
+  const std::uint64_t bits = __float_as_uint(value);
+  return __longlong_as_double(static_cast<long long>((bits & 0x80000000u) << 32 |
+                                                     (bits & 0x7FFFFFu) << 29 |
+                                                     0x7FF8000000000000ull));
+}
+__device__ inline float narrow(double value) {
+  if (!isnan(value)) return __double2float_rn(value);
+  const auto bits = static_cast<std::uint64_t>(__double_as_longlong(value));
+  return __uint_as_float(static_cast<std::uint32_t>(bits >> 32 & 0x80000000u) |
+                         static_cast<std::uint32_t>(bits >> 29 & 0x7FFFFFu) | kNan);
+}
+
 __device__ inline bool either_nan(float a, float b) { return isnan(a) | isnan(b); }
 
 // kNanBits: a NaN keeps its sign and bits, as on a CPU. Without, a half takes one instruction.
@@ -55,17 +76,26 @@ __device__ inline void load(const Chunk<kCount * sizeof(T)>& from, Real* to) {
   for (int i = 0; i < kCount; ++i) {
     if constexpr (std::is_same_v<T, double>) {
       const auto bits = std::uint64_t{from.words[2 * i + 1]} << 32 | from.words[2 * i];
-      to[i] = static_cast<Real>(__longlong_as_double(static_cast<long long>(bits)));
-    } else if constexpr (std::is_same_v<T, float>) {
-      to[i] = __uint_as_float(from.words[i]);
-    } else {
-      const std::uint32_t word = from.words[i / 2];
-      if constexpr (std::is_same_v<T, BFloat>)
-        to[i] = __uint_as_float(i % 2 ? word & 0xFFFF0000u : word << 16);
-      else if constexpr (kNanBits)
-        to[i] = half_to_float(static_cast<std::uint16_t>(i % 2 ? word >> 16 : word));
+      const double value = __longlong_as_double(static_cast<long long>(bits));
+      if constexpr (std::is_same_v<Real, double>)
+        to[i] = value;
       else
-        to[i] = __half2float(__half_raw{static_cast<unsigned short>(i % 2 ? word >> 16 : word)});
+        to[i] = narrow(value);
+    } else {
+      const std::uint32_t word = from.words[i * sizeof(T) / 4];
+      float value;
+      if constexpr (std::is_same_v<T, float>)
+        value = __uint_as_float(word);
+      else if constexpr (std::is_same_v<T, BFloat>)
+        value = __uint_as_float(i % 2 ? word & 0xFFFF0000u : word << 16);
+      else if constexpr (kNanBits)
+        value = half_to_float(static_cast<std::uint16_t>(i % 2 ? word >> 16 : word));
+      else
+        value = __half2float(__half_raw{static_cast<unsigned short>(i % 2 ? word >> 16 : word)});
+      if constexpr (std::is_same_v<Real, double>)
+        to[i] = widen(value);
+      else
+        to[i] = value;
     }
   }
 }
