@@ -19,20 +19,9 @@ std::string hex(std::uint64_t value) {
 
 }  // namespace
 
-std::uint64_t checksum(Bytes bytes) {
-  std::uint64_t sum = 0;
-  const std::size_t words = bytes.size() / 4;
-  for (std::size_t i = 0; i < words; ++i) {
-    std::uint32_t word;
-    std::memcpy(&word, bytes.data() + 4 * i, 4);
-    sum += std::uint64_t{word} * static_cast<std::uint32_t>(2 * i + 1);
-  }
-  if (const std::size_t tail = bytes.size() % 4) {
-    std::uint32_t word = 0;
-    std::memcpy(&word, bytes.data() + 4 * words, tail);
-    sum += std::uint64_t{word} * static_cast<std::uint32_t>(2 * words + 1);
-  }
-  return sum;
+void write_header(MutableBytes payload, PayloadHeader header) {
+  header.header_check = header_check(header);
+  std::memcpy(payload.data(), &header, sizeof header);
 }
 
 void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum) {
@@ -40,8 +29,12 @@ void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum
     header.flags |= kHasChecksum;
     header.checksum = checksum(payload.subspan(sizeof header, header.body_bytes));
   }
-  header.header_check = header_check(header);
-  std::memcpy(payload.data(), &header, sizeof header);
+  write_header(payload, header);
+}
+
+void check_body(const PayloadHeader& header, std::uint64_t found) {
+  if ((header.flags & kHasChecksum) && header.checksum != found)
+    throw CorruptPayloadError("payload body is damaged: its checksum does not match");
 }
 
 PayloadHeader open_header(Bytes head, std::size_t bytes) {
@@ -70,11 +63,10 @@ PayloadHeader open_header(Bytes head, std::size_t bytes) {
   return header;
 }
 
-PayloadHeader open_payload(Bytes payload) {
+PayloadHeader open_payload(Bytes payload, bool with_checksum) {
   const auto header = open_header(payload, payload.size());
-  if ((header.flags & kHasChecksum) &&
-      header.checksum != checksum(payload.subspan(sizeof header, header.body_bytes)))
-    throw CorruptPayloadError("payload body is damaged: its checksum does not match");
+  if (with_checksum && (header.flags & kHasChecksum))
+    check_body(header, checksum(payload.subspan(sizeof header, header.body_bytes)));
   return header;
 }
 

@@ -21,6 +21,7 @@ F = np.float32
 WIDTHS = (3, 4, 5, 6, 8)
 BLOCKS = (32, 64, 128, 256, 512, 1024)
 LEVELS = np.float32([-127, -97, -77, -61, -47, -33, -21, -10, 0, 12, 23, 35, 49, 65, 84, 107])
+CUTS = 128 + np.floor((LEVELS[1:] + LEVELS[:-1]) / 2)
 # What is printed, the rule of the scale, how it is rounded, and the level of cccl that does so.
 SCHEMES = (
     ("symmetric codes, float32 scale", "symmetric", "float32", None),
@@ -67,14 +68,14 @@ def squared_error(x: Array, decoded: Array, extreme: Array) -> Array:
     return sums
 
 
-def search(x: Array, extreme: Array, sign: Array) -> Array:
-    """The codebook with the best of 16 scales; the first of equals."""
-    middles = F(0.5) * (LEVELS[1:] + LEVELS[:-1])
+def search(x: Array, extreme: Array, opposite: Array, sign: Array) -> Array:
+    """The codebook with the better of two scales; the first of equals."""
+    reaching = np.maximum(extreme * (F(1) / F(127)), opposite * (F(0.97) / F(107)))
     best, least = np.zeros_like(x), np.full_like(extreme, np.inf)
-    for i in range(16):
-        clip = F(1.09375) - F(0.03125) * F(i)
-        scale = round_scale(extreme * (clip / F(127)), "up") * sign
-        decoded = LEVELS[np.searchsorted(middles, over(x, scale))] * scale
+    for clip in (F(1), F(0.92)):
+        scale = round_scale(reaching * clip, "up") * sign
+        linear = np.clip(np.rint(over(x, scale)) + 128, 0, 255)
+        decoded = LEVELS[np.searchsorted(CUTS, linear)] * scale
         error = squared_error(x, decoded, extreme)
         best, least = np.where(error < least, decoded, best), np.minimum(error, least)
     return best
@@ -88,7 +89,7 @@ def code(x: Array, bits: int, rule: str, rounding: str) -> Array:
     extreme, opposite = np.maximum(top, bottom), np.minimum(top, bottom)
     sign = np.where(top > bottom, F(-1), F(1))
     if rule == "search":
-        return search(x, extreme, sign)
+        return search(x, extreme, opposite, sign)
     if rule == "symmetric":
         scale = extreme / F(half - 1)
     elif rule == "signed":

@@ -17,6 +17,8 @@ from . import _arrays, _bench_cuda, _core
 from ._config import COLLECTIVES, PLAIN, Config
 from .errors import ConfigError, UnsupportedError
 
+REDUCED = 4  # payloads that a reduction is measured with
+
 
 def add_commands(commands: Any) -> None:
     """Adds `bench` to the command line."""
@@ -120,7 +122,12 @@ def config_of(name: str, options: argparse.Namespace) -> Config:
 
 
 def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[str, Any]:
-    """Encodes and decodes `numel` values; GB/s of uncompressed data, NMSE in float64."""
+    """Speed of `numel` values in GB/s of uncompressed data, and NMSE in float64.
+
+    encode and decode: of the values; accumulate: of the decoded values of 4 payloads as they are
+    added up; reduce: of the sum of 4 payloads, decoded, added, divided and encoded in one pass;
+    copy: memcpy, bytes copied.
+    """
     codec = _codec_of(name, options)
     dtype = _floating(options.dtype)
     values = values_of(numel, options.input)
@@ -137,10 +144,24 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     def decode() -> None:
         codec.decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
 
+    encode()
+    payloads = [payload, *(payload[:size].copy() for _ in range(REDUCED - 1))]
+    addresses = [one.ctypes.data for one in payloads]
+    summed = np.empty_like(payload)
+
+    def accumulate() -> None:
+        codec.reduce(addresses, size, REDUCED, decoded.ctypes.data, numel, dtype.number)
+
+    def reduce() -> None:
+        codec.reduce_encode(addresses, size, REDUCED, codec, summed.ctypes.data,
+                               summed.nbytes, numel, dtype.number, 0, 0)  # fmt: skip
+
     nbytes = numel * dtype.size
     seconds = {
         "encode_gbps": median_seconds(encode, options.repeats),
         "decode_gbps": median_seconds(decode, options.repeats),
+        "accumulate_gbps": median_seconds(accumulate, options.repeats) / REDUCED,
+        "reduce_gbps": median_seconds(reduce, options.repeats),
         "copy_gbps": median_seconds(lambda: np.copyto(decoded, source), options.repeats),
     }
     decode()

@@ -5,7 +5,6 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
-#include <optional>
 
 #include "api/buffer.h"
 #include "api/dtype.h"
@@ -49,10 +48,13 @@ constexpr std::uint64_t header_check(const PayloadHeader& header) {
 }
 
 // Position-weighted sum of 32-bit words, modulo 2^64: associative, so any number of threads may
-// share it, and every change of a single word is seen.
-std::uint64_t checksum(Bytes bytes);
+// share it, and every change of a single word is seen. `bytes` begin at word `first` of the whole.
+std::uint64_t checksum(Bytes bytes, std::uint64_t first = 0);
 
-// Writes `header`, completed by its check values, in front of the body at payload + 64.
+// Writes `header`, completed by its check value, at the payload's start.
+void write_header(MutableBytes payload, PayloadHeader header);
+
+// The same, after taking the body's checksum where that is wanted.
 void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum);
 
 // The header in `head`, the first bytes of a payload of `bytes` in all, after all checks but that
@@ -60,7 +62,10 @@ void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum
 PayloadHeader open_header(Bytes head, std::size_t bytes);
 
 // The header of `payload` after all checks: magic, version, lengths, header check and, where
-// present, the body's checksum. Throws CorruptPayloadError that names what is wrong.
-PayloadHeader open_payload(Bytes payload);
+// present and wanted, the body's checksum. Throws CorruptPayloadError that names what is wrong.
+PayloadHeader open_payload(Bytes payload, bool with_checksum = true);
+
+// Throws CorruptPayloadError if the header has a checksum other than `found`.
+void check_body(const PayloadHeader& header, std::uint64_t found);
 
 }  // namespace cccl

@@ -17,6 +17,7 @@ LEVELS = np.array(
 )
 _HAS_CHECKSUM, _HAS_NON_FINITE = 1, 2
 _F = np.float32
+CUTS = 128 + np.floor((LEVELS[1:] + LEVELS[:-1]) / 2)
 
 
 def checksum(data: bytes) -> int:
@@ -140,33 +141,36 @@ class BlockFloat:
             scaled = np.rint(scaled)
         return np.clip(scaled + self.half, 0, 2 * self.half - 1), scale
 
-    def _search(self, x: np.ndarray, extreme: np.ndarray,
+    def _search(self, x: np.ndarray, extreme: np.ndarray, opposite: np.ndarray,
                 mirrored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
-        """Of 16 scales the one of least squared error; the first of equals."""
+        """The scale that reaches the extremes, or a smaller one if its squared error is less."""
+        reaching = np.maximum(extreme * (_F(1) / _F(127)), opposite * (_F(0.97) / _F(107)))
+        tried = [self._try(x, extreme, mirrored, reaching * clip) for clip in (_F(1), _F(0.92))]
+        (first, first_codes, first_scale), (second, second_codes, second_scale) = tried
+        better = second < first
+        return (
+            np.where(better[:, None], second_codes, first_codes),
+            np.where(better, second_scale, first_scale),
+        )
+
+    def _try(self, x: np.ndarray, extreme: np.ndarray, mirrored: np.ndarray,
+             magnitude: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
+        """Error, codes and scale of the codebook with a scale made from `magnitude`."""
         with np.errstate(divide="ignore", over="ignore"):
-            lift = np.where(extreme > _F(2.0**-120), _F(1) / extreme, _F(2.0**120)).astype(_F)
-        middles = _F(0.5) * (LEVELS[1:] + LEVELS[:-1])
-        best_error = best_codes = best_scale = None
-        for clip in np.float32(1.09375) - np.float32(0.03125) * np.arange(16, dtype=_F):
-            scale = self._scale_bits(extreme * (clip / _F(127)), 8)
-            scale[(scale == 0) & (extreme > 0)] = 1
-            scale |= np.where(mirrored, 0x8000, 0).astype(np.uint16)
-            value = self._value(scale)
-            codes = np.searchsorted(middles, self._scaled(x, value), side="left")
-            error = ((x - LEVELS[codes] * value[:, None]) * lift[:, None]) ** 2
-            sums = np.zeros((x.shape[0], 32), _F)
-            for column in range(0, x.shape[1], 32):
-                sums += error[:, column : column + 32]
-            while sums.shape[1] > 1:
-                sums = sums[:, : sums.shape[1] // 2] + sums[:, sums.shape[1] // 2 :]
-            if best_error is None:
-                best_error, best_codes, best_scale = sums[:, 0], codes, scale
-            else:
-                better = sums[:, 0] < best_error
-                best_error = np.where(better, sums[:, 0], best_error)
-                best_codes = np.where(better[:, None], codes, best_codes)
-                best_scale = np.where(better, scale, best_scale)
-        return best_codes, best_scale
+            weight = np.where(extreme > _F(2.0**-120), _F(1) / extreme, _F(2.0**120)).astype(_F)
+        scale = self._scale_bits(magnitude, 8)
+        scale[(scale == 0) & (extreme > 0)] = 1
+        scale |= np.where(mirrored, 0x8000, 0).astype(np.uint16)
+        value = self._value(scale)
+        linear = np.clip(np.rint(self._scaled(x, value)) + 128, 0, 255)
+        codes = np.searchsorted(CUTS, linear, side="left")
+        error = ((x - LEVELS[codes] * value[:, None]) * weight[:, None]) ** 2
+        sums = np.zeros((x.shape[0], 32), _F)
+        for column in range(0, x.shape[1], 32):
+            sums += error[:, column : column + 32]
+        while sums.shape[1] > 1:
+            sums = sums[:, : sums.shape[1] // 2] + sums[:, sums.shape[1] // 2 :]
+        return sums[:, 0], codes, scale
 
     def body(self, values: np.ndarray, position: int, seed: int) -> bytes:
         single = _single(values)
@@ -183,7 +187,7 @@ class BlockFloat:
         mirrored = top > bottom
         extreme, opposite = np.where(mirrored, [top, bottom], [bottom, top])
         if self.searched:
-            codes, scale = self._search(x, extreme, mirrored)
+            codes, scale = self._search(x, extreme, opposite, mirrored)
         else:
             codes, scale = self._linear(x, extreme, opposite, mirrored, position, seed)
         codes, scale = codes.astype(np.uint8), scale.astype(np.uint16)

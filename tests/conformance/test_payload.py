@@ -197,7 +197,7 @@ FROZEN = {
     "cast_bf16": "52a68f082bcde100",
     "block_float8": "7095e10cc4a67d2f",
     "block_float4": "cd95c782889f3766",
-    "block_float4 best": "e9106c5ac5d5c93b",
+    "block_float4 best": "22a901bc3b08c63a",
 }
 
 

@@ -22,9 +22,14 @@ struct Rounding {
   std::uint64_t position = 0, seed = 0;
 };
 
+// Of one tile: n values in blocks of `block`, the last of which may be shorter.
 struct BlockKernels {
-  void (*encode)(const float*, std::size_t, const Rounding&, std::byte*, std::uint16_t*);
-  void (*decode)(const std::byte*, std::size_t, std::uint16_t, std::uint8_t, float*);
+  using Decode = void(const std::byte* codes, const std::byte* scales, std::size_t n,
+                      std::size_t block, std::uint8_t codebook, float* values);
+  // Returns whether a value is Inf or NaN.
+  bool (*encode)(const float* values, std::size_t n, std::size_t block, const Rounding&,
+                 std::byte* codes, std::byte* scales);
+  Decode *decode, *add;
 };
 
 #define CCCLIB_KERNELS "codecs/block_float/kernels.inl"
@@ -65,17 +70,15 @@ class BlockFloat final : public TileCodec {
     params[3] = 0;
   }
 
+  // Codes come first, in order.
+  std::size_t settled_bytes(std::size_t n, DType) const override { return n * settings_.bits / 8; }
+
   bool encode_tile(const Tile& tile, const float* values) const override {
-    bool non_finite = false;
-    for_blocks(tile, [&](std::size_t at, std::size_t n, std::byte* codes, std::byte* scale_at) {
-      std::uint16_t scale;
-      kernels(settings_.bits)
-          .encode(values + at, n,
-                  {settings_.stochastic, settings_.search, tile.position + at, tile.seed}, codes,
-                  &scale);
-      std::memcpy(scale_at, &scale, sizeof scale);
-      non_finite |= scale == kNanScale;
-    });
+    const bool non_finite =
+        kernels(settings_.bits)
+            .encode(values, tile.n, settings_.block,
+                    {settings_.stochastic, settings_.search, tile.position, tile.seed},
+                    codes_of(tile), scales_of(tile));
     const std::size_t end = tile.first + tile.n;
     if (end == tile.count && end * settings_.bits / 8 < code_bytes(end, settings_.bits))
       zero_padding(tile.body, end);
@@ -83,24 +86,25 @@ class BlockFloat final : public TileCodec {
   }
 
   void decode_tile(const Tile& tile, float* values) const override {
-    for_blocks(tile, [&](std::size_t at, std::size_t n, std::byte* codes, std::byte* scale_at) {
-      std::uint16_t scale;
-      std::memcpy(&scale, scale_at, sizeof scale);
-      kernels(settings_.bits).decode(codes, n, scale, settings_.codebook, values + at);
-    });
+    kernels(settings_.bits)
+        .decode(codes_of(tile), scales_of(tile), tile.n, settings_.block, settings_.codebook,
+                values);
   }
+
+  void add_tile(const Tile& tile, float* total) const override {
+    kernels(settings_.bits)
+        .add(codes_of(tile), scales_of(tile), tile.n, settings_.block, settings_.codebook, total);
+  }
+  using TileCodec::add_tile;
   using TileCodec::decode_tile;
   using TileCodec::encode_tile;
 
  private:
-  // step(at, n, codes, scale) for each block of the tile; `at` counts from the tile's start.
-  template <class Step>
-  void for_blocks(const Tile& tile, Step step) const {
-    std::byte* const scales = tile.body + code_bytes(tile.count, settings_.bits);
-    for (std::size_t at = 0; at < tile.n; at += settings_.block) {
-      const std::size_t n = std::min(settings_.block, tile.n - at), first = tile.first + at;
-      step(at, n, tile.body + first * settings_.bits / 8, scales + 2 * (first / settings_.block));
-    }
+  std::byte* codes_of(const Tile& tile) const {
+    return tile.body + tile.first * settings_.bits / 8;
+  }
+  std::byte* scales_of(const Tile& tile) const {
+    return tile.body + code_bytes(tile.count, settings_.bits) + 2 * (tile.first / settings_.block);
   }
 
   // What follows the last code, so that equal values make equal bytes.
@@ -116,14 +120,15 @@ void BlockFloat::error_bound(ConstValues in, std::span<double> bound) const {
   const int bits = settings_.bits;
   const double steps = std::ldexp(1.0, bits);
   const bool searched = settings_.codebook == kNormal4;
-  // Half a step, or a whole one where rounding is random; the searched scale may cut the extreme
-  // off at 0.625 x 107 / 127 of it. The scale is rounded up by less than 2^-7, fp32 adds 2^-14.
-  const double share = searched               ? 1 - 0.625 * 107 / 127 + 0x1p-7
+  // Half a step, or a whole one where rounding is random; with the codebook half the widest gap of
+  // 30, and half a unit as cuts are whole numbers, at the larger scale. The scale is rounded up by
+  // less than 2^-7, fp32 adds 2^-14.
+  const double share = searched               ? 15.5 * kReachOpposite
                        : settings_.stochastic ? 2 / (steps - 2)
                                               : 1 / (steps - 1);
   // Scales have a smallest value, and a largest that keeps the extreme's code finite.
   const double smallest = settings_.stochastic ? 0x1p-133 : 0x1p-134;
-  const double at_limit = std::ldexp(2 - 0x1p-7, 128 - bits) + 0x1p120;
+  const double at_limit = searched ? 0.168 * 0x1p128 : std::ldexp(2 - 0x1p-7, 128 - bits) + 0x1p120;
   const double back = in.dtype == DType::kBFloat16  ? 0x1p-8
                       : in.dtype == DType::kFloat16 ? 0x1p-11
                                                     : 0x1p-23;

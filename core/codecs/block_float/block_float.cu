@@ -1,5 +1,6 @@
 // block_float8 and block_float4 on CUDA devices: the bytes of FORMAT.md, as the CPU's.
 #include "codecs/block_float/block_float.cuh"
+#include "codecs/block_float/search.cuh"
 
 #include <bit>
 
@@ -17,8 +18,8 @@ class Kernels {
 
   template <class Use>
   void with_encoder(const EncodeArgs& args, Use use) const {
+    const Layout layout{log2_block(), code_bytes(args.in.count, settings_.bits)};
     const auto with_block = [&]<class Quantiser>(Quantiser quantiser) {
-      const Layout layout{log2_block(), code_bytes(args.in.count, settings_.bits)};
       if (settings_.block == kDefaultBlock)
         use(Encoder<Quantiser, kDefaultBlock>{layout, quantiser});
       else
@@ -26,6 +27,8 @@ class Kernels {
     };
     if (settings_.bits == 8)
       settings_.stochastic ? with_block(Stochastic<8>{args.seed}) : with_block(Nearest<8>{});
+    else if (settings_.search)
+      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout}) : use(Search<0>{layout});
     else
       settings_.stochastic ? with_block(Stochastic<4>{args.seed}) : with_block(Nearest<4>{});
   }

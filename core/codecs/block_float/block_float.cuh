@@ -36,14 +36,14 @@ __device__ inline float inverse_of(float scale) {
   return __fmaf_rn(__fmaf_rn(-scale, guess, 1.0f), guess, guess);
 }
 
-// `positive` and `negative`: the bits of the largest magnitude of each sign.
-template <int kBits, bool kStochastic>
-__device__ inline Scale linear_scale(std::uint32_t positive, std::uint32_t negative) {
-  constexpr float kHalf = 1 << (kBits - 1);
-  constexpr float kByOpposite = 1.0f / (kStochastic ? kHalf - 1.0f : kHalf - 0.5f);
+// max(E * by_extreme, O * by_opposite) * share as a scale with room for kBits. `positive` and
+// `negative` are the bits of the largest magnitude of each sign.
+template <int kBits>
+__device__ inline Scale find_scale(std::uint32_t positive, std::uint32_t negative,
+                                   float by_extreme, float by_opposite, float share) {
   const std::uint32_t extreme = max(positive, negative), opposite = min(positive, negative);
-  const float magnitude =
-      fmaxf(__uint_as_float(extreme) * (1.0f / kHalf), __uint_as_float(opposite) * kByOpposite);
+  const float magnitude = fmaxf(__uint_as_float(extreme) * by_extreme,
+                                __uint_as_float(opposite) * by_opposite) * share;
   Scale scale;
   scale.bits = max(std::uint32_t{scale_bits(magnitude, kBits)}, min(extreme, 1u));
   scale.is_tiny = scale.bits < kTinyScale;
@@ -56,6 +56,13 @@ __device__ inline Scale linear_scale(std::uint32_t positive, std::uint32_t negat
     scale.inverse = 0.0f;
   }
   return scale;
+}
+
+template <int kBits, bool kStochastic>
+__device__ inline Scale linear_scale(std::uint32_t positive, std::uint32_t negative) {
+  constexpr float kHalf = 1 << (kBits - 1);
+  constexpr float kReach = kStochastic ? kHalf - 1.0f : kHalf - 0.5f;
+  return find_scale<kBits>(positive, negative, 1.0f / kHalf, 1.0f / kReach, 1.0f);
 }
 
 // The block that a lane's row belongs to spans this many lanes of it, and rows.
@@ -148,9 +155,14 @@ struct Stochastic {
   template <int kVector>
   __device__ void codes(std::uint64_t position, const float* values, float inverse,
                         std::uint32_t (&codes)[kVector]) const {
+    const std::uint32_t key = random_key(position, seed);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const float u = static_cast<float>(random_bits(position + v, seed) >> 8) * 0x1p-24f;
+      const auto low = static_cast<std::uint32_t>(position + v);
+      const bool carried = low < static_cast<std::uint32_t>(position);
+      const std::uint32_t random = mix(mix(low ^ static_cast<std::uint32_t>(seed)) +
+                                       (carried ? random_key(position + v, seed) : key));
+      const float u = static_cast<float>(random >> 8) * 0x1p-24f;
       codes[v] = Rounder<kBits>::limit(
           __fadd_rd(values[v] * inverse + u, Rounder<kBits>::kShift), true);
     }
@@ -188,6 +200,8 @@ struct Encoder {
   static constexpr int kBits = Quantiser::kBits;
   Layout layout;
   Quantiser quantiser;
+
+  __device__ void prepare() const {}
 
   template <int kVector>
   __device__ bool encode(const WarpTile& tile, float (&values)[kPerLane], BodyWriter& out) const {
@@ -257,11 +271,9 @@ constexpr std::uint64_t eight_levels(int first) {
   return bytes;
 }
 
-// A table of the levels across the warp: lane i holds that of code i % 16.
-__device__ inline float level_of_lane() {
+__device__ inline float level_of_code(int code) {
   constexpr std::uint64_t kLow = eight_levels(0), kHigh = eight_levels(8);
-  const std::uint64_t half = lane_id() & 8 ? kHigh : kLow;
-  return static_cast<std::int8_t>(half >> 8 * (lane_id() % 8));
+  return static_cast<std::int8_t>((code & 8 ? kHigh : kLow) >> 8 * (code % 8));
 }
 
 template <int kBits, Codebook kCodebook>
@@ -295,7 +307,7 @@ struct Decoder {
 
   template <int kVector, bool kAdd, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
-    const float table = kCodebook == kNormal4 ? level_of_lane() : 0.0f;
+    const float table = level_of_code(lane_id() % 16);  // a table across the warp
 #pragma unroll
     for (int k = 0; k < Fetched<kVector>::kRows; ++k) {
       const std::uint32_t bits = fetched.scales[k];
@@ -325,7 +337,7 @@ struct Decoder {
     const int at = v * kBits % 32;
     const std::uint32_t word = codes.words[v * kBits / 32];
     if constexpr (kCodebook == kNormal4) {
-      return __shfl_sync(~0u, table, word >> at);
+      return __shfl_sync(~0u, table, word >> at);  // lane i and i + 16 have the same
     } else if constexpr (kBits == 8) {
       const auto shifted = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 + at / 8));
       return shifted - (0x1p23f + (1 << (kBits - 1)));

@@ -20,9 +20,13 @@ enum Codebook : std::uint8_t { kLinear = 0, kNormal4 = 1 };
 inline constexpr std::int8_t kNormal4Levels[16] = {-127, -97, -77, -61, -47, -33, -21, -10,
                                                    0,    12,  23,  35,  49,  65,  84,  107};
 
-// Scales tried by level=best, as a share of the one that reaches the block's extreme.
-inline constexpr int kClips = 16;
-constexpr float clip(int i) { return 1.09375f - 0.03125f * static_cast<float>(i); }
+// An 8-bit code above cut i has a code above i: 128 + floor(middle of levels i and i + 1).
+inline constexpr std::uint8_t kNormal4Cuts[15] = {16,  41,  59,  74,  88,  101, 112, 123,
+                                                  134, 145, 157, 170, 185, 202, 223};
+
+// level=best tries two scales: one that reaches the block's extreme E exactly and its opposite O
+// all but 3 %, max(E * kReachExtreme, O * kReachOpposite), and a smaller one, kClip times that.
+inline constexpr float kReachExtreme = 1.0f / 127, kReachOpposite = 0.97f / 107, kClip = 0.92f;
 
 struct Settings {
   int bits = 8;
@@ -59,7 +63,8 @@ constexpr float scale_value(std::uint16_t bits) {
 // A scale this small has no finite reciprocal: values and scale are first multiplied by kLift.
 inline constexpr float kTiny = 0x1p-100f, kLift = 0x1p64f;
 
-// 32 random bits of a value's position in its tensor: two rounds of C. Wellons' lowbias32.
+// Random bits of a value at `position` of its tensor: mix(mix(low ^ seed_low) + random_key), with
+// C. Wellons' lowbias32.
 constexpr std::uint32_t mix(std::uint32_t x) {
   x ^= x >> 16;
   x *= 0x7FEB352Du;
@@ -68,11 +73,10 @@ constexpr std::uint32_t mix(std::uint32_t x) {
   return x ^ (x >> 16);
 }
 
-constexpr std::uint32_t random_bits(std::uint64_t position, std::uint64_t seed) {
-  const auto low = static_cast<std::uint32_t>(position);
+// What the upper halves of seed and position contribute.
+constexpr std::uint32_t random_key(std::uint64_t position, std::uint64_t seed) {
   const auto high = static_cast<std::uint32_t>(position >> 32);
-  const std::uint32_t key = mix(static_cast<std::uint32_t>(seed >> 32) + 0x9E3779B9u * (high + 1));
-  return mix(mix(low ^ static_cast<std::uint32_t>(seed)) + key);
+  return mix(static_cast<std::uint32_t>(seed >> 32) + 0x9E3779B9u * (high + 1));
 }
 
 }  // namespace cccl::block_float

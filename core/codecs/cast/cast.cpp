@@ -31,6 +31,7 @@ class Cast final : public TileCodec {
 
  protected:
   std::size_t body_bytes(std::size_t n, DType) const override { return 2 * n; }
+  std::size_t settled_bytes(std::size_t n, DType) const override { return 2 * n; }
   bool encode_tile(const Tile& tile, const float* values) const override {
     store(to_, values, tile.n, tile.body + 2 * tile.first);
     const float overflows = to_ == DType::kFloat16 ? 65520.0f : 0x1.FFp127f;

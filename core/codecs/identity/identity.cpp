@@ -38,6 +38,9 @@ class Identity final : public TileCodec {
 
  protected:
   std::size_t body_bytes(std::size_t n, DType dtype) const override { return n * size_of(dtype); }
+  std::size_t settled_bytes(std::size_t n, DType dtype) const override {
+    return body_bytes(n, dtype);
+  }
   bool encode_tile(const Tile& tile, const float* values) const override {
     store(tile.dtype, values, tile.n, at(tile));
     return has_non_finite(values, tile.n);

@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kThreads)
   BodyReader in(sources.payloads[0] + sizeof(PayloadHeader));
   for_rows(span, bytes, [&](const WarpTile& tile, std::uint64_t offset) {
     const auto chunk = in.row<kChunkBytes>(tile, offset, bytes);
-    write_row(tile, values + offset, static_cast<std::int64_t>(bytes - offset), chunk);
+    write_row(tile, values + offset, static_cast<std::int64_t>(bytes - offset), chunk,
+              lane_id());
   });
   totals.read += in.sum;
   finish(workspace, totals, report, nullptr);

@@ -23,6 +23,7 @@ struct ConvertKernels {
   void (*store_double)(const float*, std::size_t, void*);
   void (*add)(const float*, std::size_t, float*);
   void (*divide)(float, float*, std::size_t);
+  void (*multiply)(float, float*, std::size_t);
   std::uint32_t (*largest_magnitude)(const float*, std::size_t);
 };
 
@@ -87,7 +88,14 @@ void add(const double* term, std::size_t n, double* total) {
 }
 
 void finish_sum(DType dtype, double divisor, float* values, std::size_t n) {
-  if (divisor != 1) kernels().divide(static_cast<float>(divisor), values, n);
+  if (divisor != 1) {
+    int exponent;  // dividing by a power of two is multiplying by its inverse, to the last bit
+    const auto by = static_cast<float>(divisor);
+    if (std::frexp(by, &exponent) == 0.5f)
+      kernels().multiply(1 / by, values, n);
+    else
+      kernels().divide(by, values, n);
+  }
   if (dtype == DType::kFloat16) surface_half_overflow(values, n);
 }
 

@@ -44,6 +44,10 @@ void divide_float(float divisor, float* values, std::size_t n) {
   for (std::size_t i = 0; i < n; ++i) values[i] /= divisor;
 }
 
+void multiply_float(float factor, float* values, std::size_t n) {
+  for (std::size_t i = 0; i < n; ++i) values[i] *= factor;
+}
+
 std::uint32_t largest_magnitude(const float* values, std::size_t n) {
   std::uint32_t largest = 0;
   for (std::size_t i = 0; i < n; ++i) {
@@ -53,6 +57,6 @@ std::uint32_t largest_magnitude(const float* values, std::size_t n) {
   return largest;
 }
 
-const ConvertKernels kKernels = {load_half,  load_bfloat,  load_double,
-                                 store_half, store_bfloat, store_double,
-                                 add_float,  divide_float, largest_magnitude};
+const ConvertKernels kKernels = {load_half,      load_bfloat,      load_double, store_half,
+                                 store_bfloat,   store_double,     add_float,   divide_float,
+                                 multiply_float, largest_magnitude};

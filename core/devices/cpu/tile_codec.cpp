@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cstring>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 #include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
@@ -10,15 +12,48 @@
 namespace cccl {
 namespace {
 
-// A float tile and its codes stay in the first-level cache. A multiple of every block size.
-constexpr std::size_t kTile = 1024;
-static_assert(kTile * sizeof(double) <= 8192);
-
 bool is_wide(DType dtype) { return dtype == DType::kFloat64; }
 
 std::byte* body_of(Bytes payload) {
   return const_cast<std::byte*>(payload.data()) + sizeof(PayloadHeader);
 }
+
+// `memory` where it can be used as it is: values of that very type, aligned. Else null.
+template <class Real, class Memory>
+Real* in_place(DType dtype, Memory* memory) {
+  const bool same = dtype == (sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(memory) % alignof(Real) == 0;
+  return same && aligned ? static_cast<Real*>(memory) : nullptr;
+}
+
+// Adds up a body's checksum tile by tile, while it is written or read and in the cache.
+class RunningChecksum {
+ public:
+  RunningChecksum(Bytes body, bool wanted) : body_(body), wanted_(wanted) {}
+
+  void take(std::size_t settled) {
+    settled = settled / 4 * 4;
+    if (!wanted_ || settled <= done_) return;
+    sum_ += checksum(body_.subspan(done_, settled - done_), done_ / 4);
+    done_ = settled;
+  }
+  void write(PayloadHeader& header) const {
+    if (!wanted_) return;
+    header.flags |= kHasChecksum;
+    header.checksum = whole();
+  }
+  void compare(const PayloadHeader& header) const {
+    if (wanted_) check_body(header, whole());
+  }
+
+ private:
+  std::uint64_t whole() const { return sum_ + checksum(body_.subspan(done_), done_ / 4); }
+
+  Bytes body_;
+  bool wanted_;
+  std::size_t done_ = 0;
+  std::uint64_t sum_ = 0;
+};
 
 }  // namespace
 
@@ -32,6 +67,18 @@ void TileCodec::decode_tile(const Tile& tile, double* values) const {
   float narrow[kTile];
   decode_tile(tile, narrow);
   std::copy_n(narrow, tile.n, values);
+}
+
+void TileCodec::add_tile(const Tile& tile, float* total) const {
+  float term[kTile];
+  decode_tile(tile, term);
+  add(term, tile.n, total);
+}
+
+void TileCodec::add_tile(const Tile& tile, double* total) const {
+  double term[kTile];
+  decode_tile(tile, term);
+  add(term, tile.n, total);
 }
 
 PayloadHeader TileCodec::header_for(const EncodeArgs& args) const {
@@ -53,8 +100,9 @@ PayloadHeader TileCodec::header_for(const EncodeArgs& args) const {
   return header;
 }
 
-PayloadHeader TileCodec::open(Bytes payload, std::size_t count, DType dtype) const {
-  const auto header = open_payload(payload);
+PayloadHeader TileCodec::open(Bytes payload, std::size_t count, DType dtype,
+                              bool with_checksum) const {
+  const auto header = open_payload(payload, with_checksum);
   std::uint8_t params[4] = {};
   write_params(params);
   std::string wrong;
@@ -79,15 +127,19 @@ template <class Real>
 std::size_t TileCodec::encode_as(const EncodeArgs& args) const {
   auto header = header_for(args);
   const auto in = args.in;
+  const auto body = args.out.subspan(sizeof header, header.body_bytes);
+  const auto* values = in_place<const Real>(in.dtype, in.data);
+  RunningChecksum sum(body, args.checksum);
   Real tile[kTile];
   for (std::size_t first = 0; first < in.count; first += kTile) {
     const std::size_t n = std::min(kTile, in.count - first);
-    load(in.dtype, in.part(first, n).data, n, tile);
-    const Tile place{args.out.data() + sizeof header, in.dtype, in.count, first, n,
-                     args.position + first,           args.seed};
-    if (encode_tile(place, tile)) header.flags |= kHasNonFinite;
+    if (!values) load(in.dtype, in.part(first, n).data, n, tile);
+    const Tile place{body.data(), in.dtype, in.count, first, n, args.position + first, args.seed};
+    if (encode_tile(place, values ? values + first : tile)) header.flags |= kHasNonFinite;
+    sum.take(settled_bytes(first + n, in.dtype));
   }
-  seal_payload(args.out, header, args.checksum);
+  sum.write(header);
+  write_header(args.out, header);
   return sizeof header + header.body_bytes;
 }
 
@@ -98,10 +150,13 @@ std::size_t TileCodec::encode(const EncodeArgs& args, Queue&) const {
 
 template <class Real>
 void TileCodec::decode_as(Bytes payload, Values out) const {
+  auto* values = in_place<Real>(out.dtype, out.data);
   Real tile[kTile];
   for (std::size_t first = 0; first < out.count; first += kTile) {
     const std::size_t n = std::min(kTile, out.count - first);
-    decode_tile({body_of(payload), out.dtype, out.count, first, n}, tile);
+    const Tile place{body_of(payload), out.dtype, out.count, first, n};
+    decode_tile(place, values ? values + first : tile);
+    if (values) continue;
     if constexpr (std::is_same_v<Real, float>) saturate(out.dtype, tile, n);
     store(out.dtype, tile, n, out.part(first, n).data);
   }
@@ -113,32 +168,65 @@ void TileCodec::decode(Bytes payload, Values out, Queue&) const {
   is_wide(out.dtype) ? decode_as<double>(payload, out) : decode_as<float>(payload, out);
 }
 
-// consume(first, n, tile) gets the finished mean of one tile after the other.
-template <class Real, class Consume>
-void TileCodec::reduce_as(const ReduceArgs& args, std::size_t count, DType dtype,
-                          Consume consume) const {
-  Real total[kTile], term[kTile];
+// consume(first, n, total) gets the finished mean of one tile after the other. Sums are made in
+// `values` where that is not null. About to decode a tile, it calls arrive(payload's index, values
+// decoded after it).
+template <class Real, class Arrive, class Consume>
+void TileCodec::reduce_as(const ReduceArgs& args, std::size_t count, DType dtype, Real* values,
+                          Arrive arrive, Consume consume) const {
+  Real tile[kTile];
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t n = std::min(kTile, count - first);
-    Real* target = total;
-    for (const auto payload : args.payloads) {
-      decode_tile({body_of(payload), dtype, count, first, n}, target);
-      if (target == term) add(term, n, total);
-      target = term;
+    Real* const total = values ? values + first : tile;
+    for (std::size_t i = 0; i < args.payloads.size(); ++i) {
+      const Tile place{body_of(args.payloads[i]), dtype, count, first, n};
+      arrive(i, first + n);
+      i == 0 ? decode_tile(place, total) : add_tile(place, total);
     }
     finish_sum(dtype, args.divisor, total, n);
     consume(first, n, total);
   }
 }
 
+template <class Real>
+void TileCodec::reduce_into(const ReduceArgs& args, Values out) const {
+  auto* values = in_place<Real>(out.dtype, out.data);
+  reduce_as<Real>(
+      args, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
+      [&](std::size_t first, std::size_t n, const Real* total) {
+        if (!values) store(out.dtype, total, n, out.part(first, n).data);
+      });
+}
+
 void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
   FloatEnvironment environment;
   for (const auto payload : args.payloads) open(payload, out.count, out.dtype);
-  const auto write = [&](std::size_t first, std::size_t n, const auto* tile) {
-    store(out.dtype, tile, n, out.part(first, n).data);
-  };
-  is_wide(out.dtype) ? reduce_as<double>(args, out.count, out.dtype, write)
-                     : reduce_as<float>(args, out.count, out.dtype, write);
+  is_wide(out.dtype) ? reduce_into<double>(args, out) : reduce_into<float>(args, out);
+}
+
+// Checks the payloads' bodies as it reads them: the target counts only once its header is written.
+template <class Real>
+void TileCodec::reduce_encode_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                                 const TileCodec& second, const EncodeArgs& target,
+                                 PayloadHeader header) const {
+  const auto body = target.out.subspan(sizeof header, header.body_bytes);
+  const auto [_, count, dtype] = target.in;
+  std::vector<RunningChecksum> arrived;
+  for (std::size_t i = 0; i < headers.size(); ++i)
+    arrived.emplace_back(args.payloads[i].subspan(sizeof header, headers[i].body_bytes),
+                         headers[i].flags & kHasChecksum);
+  RunningChecksum sum(body, target.checksum);
+  reduce_as<Real>(
+      args, count, dtype, nullptr,
+      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); },
+      [&](std::size_t first, std::size_t n, const Real* total) {
+        const Tile place{body.data(), dtype, count, first, n, target.position + first, target.seed};
+        if (second.encode_tile(place, total)) header.flags |= kHasNonFinite;
+        sum.take(second.settled_bytes(first + n, dtype));
+      });
+  for (std::size_t i = 0; i < headers.size(); ++i) arrived[i].compare(headers[i]);
+  sum.write(header);
+  write_header(target.out, header);
 }
 
 std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
@@ -148,20 +236,15 @@ std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second
   if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");
   const std::size_t count = target.in.count;
   const DType dtype = target.in.dtype;
+  std::vector<PayloadHeader> headers;
   for (std::size_t rank = 0; rank < args.payloads.size(); ++rank) {
-    const auto header = open(args.payloads[rank], count, dtype);
-    if (!target.origin && (header.flags & kHasNonFinite))
+    headers.push_back(open(args.payloads[rank], count, dtype, false));
+    if (!target.origin && (headers.back().flags & kHasNonFinite))
       target.origin = static_cast<std::uint32_t>(rank + 1);
   }
-  auto header = to->header_for(target);
-  const auto encode = [&](std::size_t first, std::size_t n, const auto* tile) {
-    const Tile place{target.out.data() + sizeof header, dtype,      count, first, n,
-                     target.position + first,           target.seed};
-    if (to->encode_tile(place, tile)) header.flags |= kHasNonFinite;
-  };
-  is_wide(dtype) ? reduce_as<double>(args, count, dtype, encode)
-                 : reduce_as<float>(args, count, dtype, encode);
-  seal_payload(target.out, header, target.checksum);
+  const auto header = to->header_for(target);
+  is_wide(dtype) ? reduce_encode_as<double>(args, headers, *to, target, header)
+                 : reduce_encode_as<float>(args, headers, *to, target, header);
   return sizeof header + header.body_bytes;
 }
 

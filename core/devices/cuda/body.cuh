@@ -55,9 +55,9 @@ class BodyWriter {
   // What lies behind the part's `size` must be zero in `chunk`, and is not written.
   template <int kBytes>
   __device__ void row(const WarpTile& tile, std::uint64_t offset, std::uint64_t size,
-                      const Chunk<kBytes>& chunk) {
-    write_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset), chunk);
-    sum += checksum_of<kBytes>(offset + lane_id() * kBytes, chunk);
+                      const Chunk<kBytes>& chunk, int place = lane_id()) {
+    write_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset), chunk, place);
+    sum += checksum_of<kBytes>(offset + place * kBytes, chunk);
   }
 
   __device__ void half_word(const WarpTile& tile, std::uint64_t offset, std::uint32_t bits) {

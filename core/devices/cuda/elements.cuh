@@ -23,6 +23,8 @@ struct ElementEncoder {
   using Real = SumOf<Element>;
   static constexpr bool kNanBits = true;
 
+  __device__ void prepare() const {}
+
   template <int kVector>
   __device__ bool encode(const WarpTile& tile, Real (&values)[kPerLane], BodyWriter& out) const {
     bool found = false;

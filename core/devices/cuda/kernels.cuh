@@ -3,6 +3,7 @@
 // struct Encoder {
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
+//   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
 //   template <int kVector> bool encode(const WarpTile&, Real (&values)[kPerLane], BodyWriter&) const;
 // };
@@ -56,6 +57,7 @@ __global__ void __launch_bounds__(kThreads)
                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                   Workspace* workspace) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  encoder.prepare();
   BodyWriter out(seal.payload + sizeof(PayloadHeader));
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   for_tiles(span, [&](const WarpTile& tile) {
@@ -162,6 +164,7 @@ __global__ void __launch_bounds__(kThreads)
                          __grid_constant__ const Sources sources, Workspace* workspace,
                          Report* report) {
   constexpr int kVector = Decoder::kVector;
+  encoder.prepare();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload + sizeof(PayloadHeader));
   for_tiles(span, [&](const WarpTile& tile) {

@@ -36,7 +36,7 @@ using Access =
                                                              std::conditional_t<kBytes == 8, uint2,
                                                                                 uint4>>>>;
 
-// The chunk of this lane in a row at an aligned address.
+// A chunk of a row at an aligned address.
 template <int kBytes>
 __device__ inline Chunk<kBytes> read_chunk(const std::byte* row) {
   static_assert(kBytes <= 4 || kBytes % 8 == 0);
@@ -55,7 +55,7 @@ __device__ inline Chunk<kBytes> read_chunk(const std::byte* row) {
 }
 
 template <int kBytes>
-__device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk) {
+__device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk, int place) {
   using Word = Access<kBytes>;
   constexpr int kWords = kBytes / sizeof(Word);
 #pragma unroll
@@ -65,7 +65,7 @@ __device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk) {
       word = static_cast<Word>(chunk.words[0]);
     else
       std::memcpy(&word, chunk.words + i * sizeof(Word) / 4, sizeof word);
-    reinterpret_cast<Word*>(row)[lane_id() * kWords + i] = word;
+    reinterpret_cast<Word*>(row)[place * kWords + i] = word;
   }
 }
 
@@ -96,11 +96,12 @@ __device__ inline Chunk<kBytes> read_row(const WarpTile& tile, const std::byte* 
   return chunk;
 }
 
+// `place`: of this lane's chunk in the row.
 template <int kBytes>
 __device__ inline void write_row(const WarpTile& tile, std::byte* row, std::int64_t valid,
-                                 const Chunk<kBytes>& chunk) {
-  if (tile.direct) return write_chunk<kBytes>(row, chunk);
-  write_chunk<kBytes>(tile.staging, chunk);
+                                 const Chunk<kBytes>& chunk, int place) {
+  if (tile.direct) return write_chunk<kBytes>(row, chunk, place);
+  write_chunk<kBytes>(tile.staging, chunk, place);
   __syncwarp();
   copy_bytes(row, tile.staging, clamp_bytes(valid, kLanes * kBytes));
   __syncwarp();
@@ -130,7 +131,7 @@ __device__ inline void write_values(const WarpTile& tile, std::byte* array,
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
     write_row<kChunkBytes>(tile, to + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow,
-                           store<T, kSaturate, kVector>(values + k * kVector));
+                           store<T, kSaturate, kVector>(values + k * kVector), lane_id());
 }
 
 }  // namespace cccl::cuda
