@@ -28,7 +28,7 @@ sanitize() {  # sanitize TOOL: on a part of the suite, since it takes ten to a h
 
 bench() { python3 -m cccl bench codec --device cuda --json "$@"; }
 
-step build pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON .
+step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON .
 step test-conformance pytest conformance
 step test-api pytest python/test_cuda_api.py
 for tool in memcheck racecheck initcheck synccheck; do step "sanitize-$tool" sanitize "$tool"; done

@@ -21,7 +21,8 @@ struct Layout {
   }
 };
 
-// A block's scale, and what its values are multiplied with.
+// A block's scale, and what its values are multiplied with. A tile has at most 32 blocks: lane b
+// looks after block b.
 struct Scale {
   std::uint32_t bits;
   float inverse;
@@ -46,7 +47,7 @@ __device__ inline Scale find_scale(std::uint32_t positive, std::uint32_t negativ
                                 __uint_as_float(opposite) * by_opposite) * share;
   Scale scale;
   scale.bits = max(std::uint32_t{scale_bits(magnitude, kBits)}, min(extreme, 1u));
-  scale.is_tiny = scale.bits < kTinyScale;
+  scale.is_tiny = extreme != 0 && scale.bits < kTinyScale;
   if (positive > negative) scale.bits |= kSign >> 16;
   scale.is_nan = extreme >= kInfinity;
   const float value = __uint_as_float(scale.bits << 16);
@@ -191,6 +192,21 @@ __device__ inline void cut(int count, std::uint32_t (&codes)[kVector]) {
     if (v >= count) codes[v] = 0;
 }
 
+// Of what the rows have in each lane: that of block lane_id().
+template <int kVector, int kRows, class Spread>
+__device__ inline std::uint32_t of_own_block(const Spread& spread, int first,
+                                             const std::uint32_t (&of_rows)[kRows]) {
+  const int source = first / kVector % kLanes, row = first / (kLanes * kVector);
+  std::uint32_t own = 0;
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    const std::uint32_t theirs =
+        spread.lanes == kLanes ? of_rows[k] : __shfl_sync(~0u, of_rows[k], source);
+    if (row == k) own = theirs;
+  }
+  return own;
+}
+
 // kBlock: the block size where it is known to the compiler, or 0.
 template <class Quantiser, int kBlock>
 struct Encoder {
@@ -203,63 +219,61 @@ struct Encoder {
 
   __device__ void prepare() const {}
 
+  template <int kVector, class Tile>
+  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+    constexpr int kRows = kPerLane / kVector;
+    const int log2_block = kBlock ? std::countr_zero(unsigned{kBlock}) : layout.log2_block;
+    const int own = lane_id() << log2_block;  // the first value of block lane_id()
+    const Scale scale = scale_of_own_block<kVector>(own, values);
+    const auto block_of_row = [&](int k) {
+      return (k * kLanes + lane_id()) * kVector >> log2_block;
+    };
+    if (__any_sync(~0u, scale.is_tiny | scale.is_nan)) {
+#pragma unroll
+      for (int k = 0; k < kRows; ++k) {
+        const bool is_nan = __shfl_sync(~0u, scale.is_nan, block_of_row(k));
+        const bool is_tiny = __shfl_sync(~0u, scale.is_tiny, block_of_row(k));
+#pragma unroll
+        for (int v = k * kVector; v < (k + 1) * kVector; ++v)
+          values[v] = is_nan ? 0.0f : is_tiny ? values[v] * kLift : values[v];
+      }
+    }
+    Chunk<kVector * kBits / 8> rows[kRows];
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const int at = (k * kLanes + lane_id()) * kVector;
+      const float inverse = __shfl_sync(~0u, scale.inverse, block_of_row(k));
+      std::uint32_t codes[kVector];
+      quantiser.template codes<kVector>(tile.position + at, values + k * kVector, inverse, codes);
+      if constexpr (!Tile::kDirect) cut<kBits>(tile.n - at, codes);
+      rows[k] = pack<kBits>(codes);
+    }
+    out.rows(tile, tile.first / 8 * kBits, layout.code_bytes, rows);
+    if (own < tile.n) out.half_word(tile, layout.scale_offset(tile.first + own), scale.bits);
+    return scale.is_nan;
+  }
+
+ private:
   template <int kVector>
-  __device__ bool encode(const WarpTile& tile, float (&values)[kPerLane], BodyWriter& out) const {
-    constexpr int kRows = kPerLane / kVector, kBytes = kVector * kBits / 8;
-    const Spread<kVector, kBlock> spread(layout);
+  __device__ Scale scale_of_own_block(int own, const float (&values)[kPerLane]) const {
+    constexpr int kRows = kPerLane / kVector;
     std::uint32_t positive[kRows], negative[kRows];
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       positive[k] = 0;
       negative[k] = kSign;  // as unsigned, the largest magnitude of a negative value comes last
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        const auto bits = __float_as_uint(values[k * kVector + v]);
-        positive[k] = Signed::largest(positive[k], bits);
-        negative[k] = Unsigned::largest(negative[k], bits);
+      for (int v = k * kVector; v < (k + 1) * kVector; ++v) {
+        positive[k] = Signed::largest(positive[k], __float_as_uint(values[v]));
+        negative[k] = Unsigned::largest(negative[k], __float_as_uint(values[v]));
       }
     }
+    const Spread<kVector, kBlock> spread(layout);
     spread_largest<Signed>(spread, positive);
     spread_largest<Unsigned>(spread, negative);
-
-    std::uint32_t scale_bits[kRows];
-    bool found_nan = false;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const auto scale =
-          linear_scale<kBits, Quantiser::kStochastic>(positive[k], negative[k] ^ kSign);
-      float* const row = values + k * kVector;
-      if (scale.is_tiny | scale.is_nan) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) row[v] = scale.is_nan ? 0.0f : row[v] * kLift;
-      }
-      found_nan |= scale.is_nan;
-      scale_bits[k] = scale.bits;
-      const int at = (k * kLanes + lane_id()) * kVector;
-      std::uint32_t codes[kVector];
-      quantiser.template codes<kVector>(tile.position + at, row, scale.inverse, codes);
-      if (!tile.direct) cut<kBits>(tile.n - at, codes);
-      out.template row<kBytes>(tile, (tile.first / 8 + k * kLanes * kVector / 8) * kBits,
-                               layout.code_bytes, pack<kBits>(codes));
-    }
-    write_scales<kVector>(tile, scale_bits, out);
-    return found_nan;
-  }
-
-  // One for each block, by as many lanes side by side.
-  template <int kVector, int kRows>
-  __device__ void write_scales(const WarpTile& tile, const std::uint32_t (&scale_bits)[kRows],
-                               BodyWriter& out) const {
-    const int first = lane_id() << (kBlock ? std::countr_zero(unsigned{kBlock})
-                                           : layout.log2_block);  // value of block lane_id()
-    const int source = first / kVector % kLanes, row = first / (kLanes * kVector);
-    std::uint32_t mine = 0;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const std::uint32_t bits = __shfl_sync(~0u, scale_bits[k], source);
-      if (row == k) mine = bits;
-    }
-    if (first < tile.n) out.half_word(tile, layout.scale_offset(tile.first + first), mine);
+    return linear_scale<kBits, Quantiser::kStochastic>(
+        of_own_block<kVector>(spread, own, positive),
+        of_own_block<kVector>(spread, own, negative) & ~kSign);
   }
 };
 
@@ -280,52 +294,47 @@ template <int kBits, Codebook kCodebook>
 struct Decoder {
   using Values = void;
   static constexpr int kVector = kChunkBytes * 8 / kBits;
+  static constexpr float kZero = 0.0f;
   Layout layout;
 
   template <int kVector>
   struct Fetched {
-    static constexpr int kRows = kPerLane / kVector;
-    Chunk<kVector * kBits / 8> codes[kRows];
-    std::uint32_t scales[kRows];
+    Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
+    std::uint32_t scale;  // of block lane_id()
   };
 
-  template <int kVector>
-  __device__ Fetched<kVector> fetch(const WarpTile& tile, BodyReader& in) const {
+  template <int kVector, class Tile>
+  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
     Fetched<kVector> fetched;
-#pragma unroll
-    for (int k = 0; k < Fetched<kVector>::kRows; ++k) {
-      fetched.codes[k] = in.template row<kVector * kBits / 8>(
-          tile, (tile.first / 8 + k * kLanes * kVector / 8) * kBits, layout.code_bytes);
-      const int at = (k * kLanes + lane_id()) * kVector;
-      const bool begins = (at & ((1 << layout.log2_block) - 1)) == 0;
-      fetched.scales[k] = at < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + at),
-                                                     begins)
-                                      : 0;
-    }
+    const int own = lane_id() << layout.log2_block;
+    fetched.scale =
+        own < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + own)) << 16 : 0;
+    in.rows(tile, tile.first / 8 * kBits, layout.code_bytes, fetched.rows);
     return fetched;
   }
 
   template <int kVector, bool kAdd, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
-    const float table = level_of_code(lane_id() % 16);  // a table across the warp
+    const float table = level_of_code(lane_id() % 16);  // across the warp
 #pragma unroll
-    for (int k = 0; k < Fetched<kVector>::kRows; ++k) {
-      const std::uint32_t bits = fetched.scales[k];
-      const float scale = __uint_as_float(bits << 16);
+    for (int k = 0; k < kPerLane / kVector; ++k) {
+      const int block = (k * kLanes + lane_id()) * kVector >> layout.log2_block;
+      const float scale = __uint_as_float(__shfl_sync(~0u, fetched.scale, block));
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         Real& value = values[k * kVector + v];
+        const float level = level_of<kVector>(fetched.rows[k], v, table);
         // The product is exact: fused or not, the sum is rounded once.
-        const float level = level_of<kVector>(fetched.codes[k], v, table);
         if constexpr (std::is_same_v<Real, float>)
           value = __fmaf_rn(level, scale, kAdd ? value : 0.0f);
         else
           value = (kAdd ? value : 0.0) + __fmaf_rn(level, scale, 0.0f);
       }
-      if (!kAdd && (bits & 0x7FFF) > (kInfinity >> 16)) {
+    }
+    if (!kAdd && __any_sync(~0u, (fetched.scale & ~kSign) > kInfinity)) {
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) values[k * kVector + v] = nan_of<Real>();
-      }
+      for (Real& value : values)
+        if (isnan(value)) value = nan_of<Real>();
     }
   }
 

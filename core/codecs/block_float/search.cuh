@@ -9,10 +9,10 @@
 
 namespace cccl::block_float::on_cuda {
 
-// By the 8-bit code q = 128 + round(x / scale). The smaller scale lets q reach below 0, but not
-// below -kBelow: x / scale is at most 127 / 0.92 there, and less on the other side.
+// By the 8-bit code q = 128 + round(x / scale), before it is limited: the smaller scale lets x / scale
+// reach -127 / 0.92, a scale at its limit 128.5.
 struct SearchTables {
-  static constexpr int kBelow = 16, kEntries = kBelow + 256;
+  static constexpr int kBelow = 16, kEntries = kBelow + 256 + 16;
   std::uint16_t levels[kEntries];  // as bfloat16
   std::uint8_t codes[kEntries];
 };
@@ -98,8 +98,8 @@ struct Search {
     __syncthreads();
   }
 
-  template <int kVector>
-  __device__ bool encode(const WarpTile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+  template <int kVector, class Tile>
+  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
     exchange<kVector>(values);
     const int rows = (kBlock ? kBlock : 1 << layout.log2_block) / kLanes;  // of a block
     const auto [scale, any_tiny, found_nan] = best_scale(rows, values);
@@ -195,10 +195,12 @@ struct Search {
 
   // Word w of a lane has the codes of values 8 w to 8 w + 7, which are spread over the tile; eight
   // lanes exchange them for neighbours.
-  __device__ void write_codes(const WarpTile& tile, int rows, const float (&values)[kPerLane],
+  template <class Tile>
+  __device__ void write_codes(const Tile& tile, int rows, const float (&values)[kPerLane],
                               const Scale& scale, bool any_tiny, BodyWriter& out) const {
     const auto& codes = search_memory().tables.codes;
     float inverse = 0.0f, lift = 1.0f;
+    Chunk<4> words[kPerLane / 8];
 #pragma unroll
     for (int w = 0; w < kPerLane / 8; ++w) {
       std::uint32_t word = 0;
@@ -210,12 +212,12 @@ struct Search {
           if (any_tiny) lift = __shfl_sync(~0u, lift_of(scale), m / rows);
         }
         const std::uint32_t code = codes[entry(values[m], lift, any_tiny, inverse)];
-        if (tile.direct || m * kLanes + lane_id() < tile.n) word |= code << 4 * i;
+        if (Tile::kDirect || m * kLanes + lane_id() < tile.n) word |= code << 4 * i;
       }
-      const int place = lane_id() % 8 * 4 + lane_id() / 8;
-      out.row<4>(tile, tile.first / 2 + w * kLanes * 4, layout.code_bytes,
-                 {transpose_codes(word)}, place);
+      words[w] = {transpose_codes(word)};
     }
+    const int place = lane_id() % 8 * 4 + lane_id() / 8;
+    out.rows(tile, tile.first / 2, layout.code_bytes, words, place);
   }
 };
 

@@ -54,27 +54,34 @@ __device__ bool has_non_finite(const Chunk<kChunkBytes>& chunk, const Exponents&
 // A tile here has words for values: kRows rows of 16 bytes in each lane.
 constexpr int kRows = kPerLane * 4 / kChunkBytes;
 
+using Rows = Chunk<kChunkBytes>[kRows];
+
+// step(tile, offset of its bytes) for each tile of this warp. A full last tile, whose last word is
+// cut short, must not be taken for whole.
 template <class Step>
-__device__ void for_rows(Span span, std::uint64_t bytes, Step step) {
-  for_tiles(span, [&](WarpTile tile) {
-    tile.direct &= (tile.first + kTileValues) * 4 <= bytes;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) step(tile, tile.first * 4 + k * kLanes * kChunkBytes);
-  });
+__device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
+  span.aligned &= bytes % 4 == 0 || span.count % kTileValues != 0;
+  for_tiles(span, [&](const auto& tile) { step(tile, tile.first * 4); });
 }
 
 __global__ void __launch_bounds__(kThreads)
     copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
                    __grid_constant__ const Seal seal, Workspace* workspace) {
-  BodyWriter out(seal.payload + sizeof(PayloadHeader));
   Totals totals{};
-  for_rows(span, bytes, [&](const WarpTile& tile, std::uint64_t offset) {
-    const auto chunk = read_row<kChunkBytes>(tile, values + offset,
-                                             static_cast<std::int64_t>(bytes - offset));
-    if (has_non_finite(chunk, exponents)) totals.flags |= kFoundNonFinite;
-    out.row(tile, offset, bytes, chunk);
+  BodyWriter out(seal.payload, totals.written);
+  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+    Rows rows;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const std::uint64_t at = offset + k * kLanes * kChunkBytes;
+      rows[k] = read_row<kChunkBytes>(tile, values + at, static_cast<std::int64_t>(bytes - at));
+    }
+    bool found = false;
+#pragma unroll
+    for (const auto& row : rows) found |= has_non_finite(row, exponents);
+    if (found) totals.flags |= kFoundNonFinite;
+    out.rows(tile, offset, bytes, rows);
   });
-  totals.written = out.sum;
   finish(workspace, totals, nullptr, &seal);
 }
 
@@ -83,13 +90,16 @@ __global__ void __launch_bounds__(kThreads)
                     __grid_constant__ const Sources sources, Workspace* workspace,
                     Report* report) {
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0] + sizeof(PayloadHeader));
-  for_rows(span, bytes, [&](const WarpTile& tile, std::uint64_t offset) {
-    const auto chunk = in.row<kChunkBytes>(tile, offset, bytes);
-    write_row(tile, values + offset, static_cast<std::int64_t>(bytes - offset), chunk,
-              lane_id());
+  BodyReader in(sources.payloads[0], totals.read);
+  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+    Rows rows;
+    in.rows(tile, offset, bytes, rows);
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const std::uint64_t at = offset + k * kLanes * kChunkBytes;
+      write_row(tile, values + at, static_cast<std::int64_t>(bytes - at), rows[k], lane_id());
+    }
   });
-  totals.read += in.sum;
   finish(workspace, totals, report, nullptr);
 }
 

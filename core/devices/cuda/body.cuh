@@ -1,80 +1,105 @@
 // The body of a payload, read or written with its checksum taken on the way. docs/FORMAT.md.
 #pragma once
 
+#include "api/payload.h"
 #include "devices/cuda/tile.cuh"
 
 namespace cccl::cuda {
 
-// What a chunk at `offset` of a body adds to its checksum. The sum is linear in the bytes, so a
-// chunk may also be a part of a word.
-template <int kBytes>
-__device__ inline std::uint64_t checksum_of(std::uint64_t offset, const Chunk<kBytes>& chunk) {
-  const std::uint32_t weight = static_cast<std::uint32_t>(offset >> 1) | 1;
-  if constexpr (kBytes < 4) return std::uint64_t{chunk.words[0] << 8 * (offset % 4)} * weight;
+// The weight of the word at `offset`. Two lanes or rows that are n bytes apart differ by n / 2.
+__device__ inline std::uint32_t weight_at(std::uint64_t offset) {
+  return static_cast<std::uint32_t>(offset >> 1) | 1;
+}
+
+// What rows add to a checksum if the first begins at `offset`. The sum is linear in the bytes, so
+// a chunk may also be a part of a word.
+template <int kBytes, int kRows>
+__device__ inline std::uint64_t checksum_of(std::uint64_t offset, int place,
+                                            const Chunk<kBytes> (&rows)[kRows]) {
+  const std::uint32_t weight = weight_at(offset + place * kBytes);
+  const int shift = kBytes < 4 ? 8 * (place * kBytes % 4) : 0;
   std::uint64_t sum = 0;
 #pragma unroll
-  for (int i = 0; i < Chunk<kBytes>::kWords; ++i)
-    sum += std::uint64_t{chunk.words[i]} * (weight + 2 * i);
+  for (int k = 0; k < kRows; ++k)
+#pragma unroll
+    for (int i = 0; i < Chunk<kBytes>::kWords; ++i)
+      sum += std::uint64_t{rows[k].words[i] << shift} *
+             (weight + k * (kLanes * kBytes / 2) + 2 * i);
   return sum;
 }
 
-// Rows of at least one byte for each lane; a codec's small numbers one by one.
+__device__ inline std::uint64_t checksum_of(std::uint64_t offset, std::uint32_t half_word) {
+  return std::uint64_t{half_word << 8 * (offset % 4)} * weight_at(offset);
+}
+
 class BodyReader {
  public:
-  __device__ explicit BodyReader(const std::byte* body) : body_(body) {}
+  __device__ BodyReader(const std::byte* payload, std::uint64_t& sum)
+      : body_(payload + sizeof(PayloadHeader)), sum_(sum) {}
 
-  // `size`: of the part of the body that the row belongs to, from the body's start.
-  template <int kBytes>
-  __device__ Chunk<kBytes> row(const WarpTile& tile, std::uint64_t offset, std::uint64_t size) {
-    const auto chunk =
-        read_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset));
-    sum += checksum_of<kBytes>(offset + lane_id() * kBytes, chunk);
-    return chunk;
+  // Rows from `offset` on, in a part of the body that ends at `size`.
+  template <int kBytes, int kRows, class Tile>
+  __device__ void rows(const Tile& tile, std::uint64_t offset, std::uint64_t size,
+                       Chunk<kBytes> (&rows)[kRows]) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const std::uint64_t at = offset + k * (kLanes * kBytes);
+      rows[k] = read_row<kBytes>(tile, body_ + at, static_cast<std::int64_t>(size - at));
+    }
+    sum_ += checksum_of(offset, lane_id(), rows);
   }
 
-  // 16 bits at an even offset, which count for the checksum where `counts`.
-  __device__ std::uint32_t half_word(const WarpTile& tile, std::uint64_t offset, bool counts) {
+  // 16 bits at an even offset.
+  template <class Tile>
+  __device__ std::uint32_t half_word(const Tile&, std::uint64_t offset) {
     const std::byte* const at = body_ + offset;
-    const std::uint32_t bits = tile.direct ? __ldg(reinterpret_cast<const std::uint16_t*>(at))
-                                           : static_cast<std::uint32_t>(at[0]) |
-                                                 static_cast<std::uint32_t>(at[1]) << 8;
-    if (counts) sum += checksum_of<2>(offset, {bits});
+    std::uint32_t bits;
+    if constexpr (Tile::kDirect)
+      bits = *reinterpret_cast<const std::uint16_t*>(at);
+    else
+      bits = static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+    sum_ += checksum_of(offset, bits);
     return bits;
   }
 
-  std::uint64_t sum = 0;
-
  private:
   const std::byte* body_;
+  std::uint64_t& sum_;
 };
 
 class BodyWriter {
  public:
-  __device__ explicit BodyWriter(std::byte* body) : body_(body) {}
+  __device__ BodyWriter(std::byte* payload, std::uint64_t& sum)
+      : body_(payload + sizeof(PayloadHeader)), sum_(sum) {}
 
-  // What lies behind the part's `size` must be zero in `chunk`, and is not written.
-  template <int kBytes>
-  __device__ void row(const WarpTile& tile, std::uint64_t offset, std::uint64_t size,
-                      const Chunk<kBytes>& chunk, int place = lane_id()) {
-    write_row<kBytes>(tile, body_ + offset, static_cast<std::int64_t>(size - offset), chunk, place);
-    sum += checksum_of<kBytes>(offset + place * kBytes, chunk);
+  // What lies behind `size` must be zero in `rows`, and is not written. `place`: of this lane's
+  // chunks in their rows.
+  template <int kBytes, int kRows, class Tile>
+  __device__ void rows(const Tile& tile, std::uint64_t offset, std::uint64_t size,
+                       const Chunk<kBytes> (&rows)[kRows], int place = lane_id()) {
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const std::uint64_t at = offset + k * (kLanes * kBytes);
+      write_row<kBytes>(tile, body_ + at, static_cast<std::int64_t>(size - at), rows[k], place);
+    }
+    sum_ += checksum_of(offset, place, rows);
   }
 
-  __device__ void half_word(const WarpTile& tile, std::uint64_t offset, std::uint32_t bits) {
+  template <class Tile>
+  __device__ void half_word(const Tile&, std::uint64_t offset, std::uint32_t bits) {
     std::byte* const at = body_ + offset;
-    if (tile.direct) {
+    if constexpr (Tile::kDirect) {
       *reinterpret_cast<std::uint16_t*>(at) = static_cast<std::uint16_t>(bits);
     } else {
       at[0] = static_cast<std::byte>(bits);
       at[1] = static_cast<std::byte>(bits >> 8);
     }
-    sum += checksum_of<2>(offset, {bits});
+    sum_ += checksum_of(offset, bits);
   }
-
-  std::uint64_t sum = 0;
 
  private:
   std::byte* body_;
+  std::uint64_t& sum_;
 };
 
 }  // namespace cccl::cuda

@@ -25,16 +25,16 @@ struct ElementEncoder {
 
   __device__ void prepare() const {}
 
-  template <int kVector>
-  __device__ bool encode(const WarpTile& tile, Real (&values)[kPerLane], BodyWriter& out) const {
+  template <int kVector, class Tile>
+  __device__ bool encode(const Tile& tile, Real (&values)[kPerLane], BodyWriter& out) const {
     bool found = false;
 #pragma unroll
     for (Real value : values) found |= overflows<kOverflow>(value);
+    Chunk<kVector * sizeof(Element)> rows[kPerLane / kVector];
 #pragma unroll
     for (int k = 0; k < kPerLane / kVector; ++k)
-      out.row(tile, (tile.first + k * kLanes * kVector) * sizeof(Element),
-              tile.count * sizeof(Element),
-              store<Element, false, kVector>(values + k * kVector));
+      rows[k] = store<Element, false, kVector>(values + k * kVector);
+    out.rows(tile, tile.first * sizeof(Element), tile.count * sizeof(Element), rows);
     return found;
   }
 };
@@ -43,20 +43,17 @@ template <class Element, class ValuesOf>
 struct ElementDecoder {
   using Values = ValuesOf;
   static constexpr int kVector = kChunkBytes / sizeof(Element);
+  static constexpr float kZero = -0.0f;
 
   template <int kVector>
   struct Fetched {
     Chunk<kVector * sizeof(Element)> rows[kPerLane / kVector];
   };
 
-  template <int kVector>
-  __device__ Fetched<kVector> fetch(const WarpTile& tile, BodyReader& in) const {
+  template <int kVector, class Tile>
+  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
     Fetched<kVector> fetched;
-#pragma unroll
-    for (int k = 0; k < kPerLane / kVector; ++k)
-      fetched.rows[k] = in.template row<kVector * sizeof(Element)>(
-          tile, (tile.first + k * kLanes * kVector) * sizeof(Element),
-          tile.count * sizeof(Element));
+    in.rows(tile, tile.first * sizeof(Element), tile.count * sizeof(Element), fetched.rows);
     return fetched;
   }
 

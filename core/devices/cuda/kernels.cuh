@@ -1,18 +1,22 @@
 // The kernels of every codec, over its Encoder and Decoder.
 //
 // struct Encoder {
+//   using Values;                     the element type that it serves, or void for all
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
-//   template <int kVector> bool encode(const WarpTile&, Real (&values)[kPerLane], BodyWriter&) const;
+//   template <int kVector>
+//   bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;
 // };
 // struct Decoder {
+//   using Values;
+//   static constexpr float kZero;     to which adding a first term gives what decoding it gives
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
 //   template <int kVector> struct Fetched;
-//   template <int kVector> Fetched<kVector> fetch(const WarpTile&, BodyReader&) const;
+//   template <int kVector> Fetched<kVector> fetch(const Tile&, BodyReader&) const;
 //   // values = or += what was fetched
-//   template <int kVector, bool kAdd, class Real>
+//   template <int kVector, bool kAdd>
 //   void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
 // };
 #pragma once
@@ -44,10 +48,13 @@ __device__ inline void for_tiles(const Span& span, Step step) {
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
   for (std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
        first < span.count; first += stride) {
-    const std::uint64_t left = span.count - first;
-    const int n = left < kTileValues ? static_cast<int>(left) : kTileValues;
-    step(WarpTile{first, span.count, span.position + first, n, span.aligned && n == kTileValues,
-              staging[warp]});
+    const std::uint64_t left = span.count - first, position = span.position + first;
+    if (left >= kTileValues && span.aligned)
+      step(WarpTile<true>{first, span.count, position, kTileValues, nullptr});
+    else
+      step(WarpTile<false>{first, span.count, position,
+                           static_cast<int>(left < kTileValues ? left : kTileValues),
+                           staging[warp]});
   }
 }
 
@@ -58,14 +65,13 @@ __global__ void __launch_bounds__(kThreads)
                   Workspace* workspace) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   encoder.prepare();
-  BodyWriter out(seal.payload + sizeof(PayloadHeader));
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
-  for_tiles(span, [&](const WarpTile& tile) {
+  BodyWriter out(seal.payload, totals.written);
+  for_tiles(span, [&](const auto& tile) {
     typename Encoder::Real tile_values[kPerLane];
     read_values<T, Encoder::kNanBits>(tile, values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
   });
-  totals.written = out.sum;
   finish(workspace, totals, nullptr, &seal);
 }
 
@@ -75,14 +81,13 @@ __global__ void __launch_bounds__(kThreads)
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0] + sizeof(PayloadHeader));
-  for_tiles(span, [&](const WarpTile& tile) {
+  BodyReader in(sources.payloads[0], totals.read);
+  for_tiles(span, [&](const auto& tile) {
     SumOf<T> tile_values[kPerLane];
     const auto fetched = decoder.template fetch<kVector>(tile, in);
     decoder.template apply<kVector, false>(fetched, tile_values);
     write_values<T, true>(tile, values, tile_values);
   });
-  totals.read += in.sum;
   finish(workspace, totals, report, nullptr);
 }
 
@@ -93,7 +98,7 @@ __device__ inline double mean_of_sum(const Mean& mean, double sum) {
   return __ddiv_rn(sum, mean.divisor);
 }
 
-template <class Real>
+template <bool kNanBits, class Real>
 __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
   bool special = false;
 #pragma unroll
@@ -106,7 +111,7 @@ __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
     for (Real& sum : sums)
       if (fabs(sum) >= Real{65520}) sum = copysign(Real{INFINITY}, sum);
   }
-  if (special) {
+  if (kNanBits && special) {
 #pragma unroll
     for (Real& sum : sums)
       if (isnan(sum)) sum = nan_of<Real>();
@@ -114,33 +119,29 @@ __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
 }
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.
-template <int kVector, class Decoder, class Real>
-__device__ inline void sum_tile(const WarpTile& tile, const Sources& sources, const Decoder& decoder,
+template <int kVector, bool kNanBits, class Tile, class Decoder, class Real>
+__device__ inline void sum_tile(const Tile& tile, const Sources& sources, const Decoder& decoder,
                                 const Mean& mean, std::uint64_t& checksum,
                                 Real (&sums)[kPerLane]) {
   using Fetched = typename Decoder::template Fetched<kVector>;
   constexpr int kAhead = sizeof(Fetched) > 128 ? 1 : sizeof(Fetched) > 64 ? 2 : 4;
   Fetched fetched[kAhead];
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sums[i] = 0;
+  for (Real& sum : sums) sum = Decoder::kZero;
   for (int first = 0; first < sources.count; first += kAhead) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (first + j >= sources.count) break;
-      BodyReader in(sources.payloads[first + j] + sizeof(PayloadHeader));
+      BodyReader in(sources.payloads[first + j], checksum);
       fetched[j] = decoder.template fetch<kVector>(tile, in);
-      checksum += in.sum;
     }
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
       if (first + j >= sources.count) break;
-      if (first + j == 0)
-        decoder.template apply<kVector, false>(fetched[j], sums);
-      else
-        decoder.template apply<kVector, true>(fetched[j], sums);
+      decoder.template apply<kVector, true>(fetched[j], sums);
     }
   }
-  finish_mean(mean, sums);
+  finish_mean<kNanBits>(mean, sums);
 }
 
 template <class Decoder, class T>
@@ -149,9 +150,9 @@ __global__ void __launch_bounds__(kThreads)
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   Totals totals = inspect(sources, report);
-  for_tiles(span, [&](const WarpTile& tile) {
+  for_tiles(span, [&](const auto& tile) {
     SumOf<T> sums[kPerLane];
-    sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
+    sum_tile<kVector, true>(tile, sources, decoder, mean, totals.read, sums);
     write_values<T, false>(tile, values, sums);
   });
   finish(workspace, totals, report, nullptr);
@@ -166,13 +167,17 @@ __global__ void __launch_bounds__(kThreads)
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
   Totals totals = inspect(sources, report);
-  BodyWriter out(seal.payload + sizeof(PayloadHeader));
-  for_tiles(span, [&](const WarpTile& tile) {
+  BodyWriter out(seal.payload, totals.written);
+  for_tiles(span, [&](const auto& tile) {
     float sums[kPerLane];
-    sum_tile<kVector>(tile, sources, decoder, mean, totals.read, sums);
+    sum_tile<kVector, Encoder::kNanBits>(tile, sources, decoder, mean, totals.read, sums);
+    if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
+#pragma unroll
+      for (int i = 0; i < kPerLane; ++i)
+        if ((i / kVector * kLanes + lane_id()) * kVector + i % kVector >= tile.n) sums[i] = 0.0f;
+    }
     if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
   });
-  totals.written = out.sum;
   finish(workspace, totals, report, &seal);
 }
 

@@ -17,12 +17,14 @@ inline constexpr int kTileValues = kLanes * kPerLane;  // a multiple of every bl
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes); }
 
 // Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
-// (k * kLanes + l) * kVector + v of the tile.
+// (k * kLanes + l) * kVector + v of the tile. A direct tile is full and all its memory is aligned;
+// the rows of others go through `staging`, kStagingBytes of shared memory.
+template <bool kDirectRows>
 struct WarpTile {
+  static constexpr bool kDirect = kDirectRows;
   std::uint64_t first, count, position;
   int n;
-  bool direct;          // full, and all memory aligned: rows go without staging
-  std::byte* staging;   // shared memory of this warp, kStagingBytes
+  std::byte* staging;
 };
 
 inline constexpr int kChunkBytes = 16;                         // the widest access of a lane
@@ -83,10 +85,10 @@ __device__ inline int clamp_bytes(std::int64_t bytes, int most) {
 }
 
 // A row of kBytes for each lane. `valid` bytes of it exist; the rest reads as zeros.
-template <int kBytes>
-__device__ inline Chunk<kBytes> read_row(const WarpTile& tile, const std::byte* row,
+template <int kBytes, class Tile>
+__device__ inline Chunk<kBytes> read_row(const Tile& tile, const std::byte* row,
                                          std::int64_t valid) {
-  if (tile.direct) return read_chunk<kBytes>(row);
+  if constexpr (Tile::kDirect) return read_chunk<kBytes>(row);
   const int bytes = clamp_bytes(valid, kLanes * kBytes);
   copy_bytes(tile.staging, row, bytes);
   for (int i = bytes + lane_id(); i < kLanes * kBytes; i += kLanes) tile.staging[i] = std::byte{0};
@@ -97,10 +99,10 @@ __device__ inline Chunk<kBytes> read_row(const WarpTile& tile, const std::byte* 
 }
 
 // `place`: of this lane's chunk in the row.
-template <int kBytes>
-__device__ inline void write_row(const WarpTile& tile, std::byte* row, std::int64_t valid,
+template <int kBytes, class Tile>
+__device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t valid,
                                  const Chunk<kBytes>& chunk, int place) {
-  if (tile.direct) return write_chunk<kBytes>(row, chunk, place);
+  if constexpr (Tile::kDirect) return write_chunk<kBytes>(row, chunk, place);
   write_chunk<kBytes>(tile.staging, chunk, place);
   __syncwarp();
   copy_bytes(row, tile.staging, clamp_bytes(valid, kLanes * kBytes));
@@ -108,8 +110,8 @@ __device__ inline void write_row(const WarpTile& tile, std::byte* row, std::int6
 }
 
 // The tile's values from an array of T, zeros behind its end.
-template <class T, bool kNanBits, class Real>
-__device__ inline void read_values(const WarpTile& tile, const std::byte* array,
+template <class T, bool kNanBits, class Tile, class Real>
+__device__ inline void read_values(const Tile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
@@ -123,8 +125,8 @@ __device__ inline void read_values(const WarpTile& tile, const std::byte* array,
     load<T, kNanBits, Real, kVector>(rows[k], values + k * kVector);
 }
 
-template <class T, bool kSaturate, class Real>
-__device__ inline void write_values(const WarpTile& tile, std::byte* array,
+template <class T, bool kSaturate, class Tile, class Real>
+__device__ inline void write_values(const Tile& tile, std::byte* array,
                                     const Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   std::byte* const to = array + tile.first * sizeof(T);
