@@ -37,33 +37,40 @@ __device__ inline float inverse_of(float scale) {
   return __fmaf_rn(__fmaf_rn(-scale, guess, 1.0f), guess, guess);
 }
 
-// max(E * by_extreme, O * by_opposite) * share as a scale with room for kBits. `positive` and
-// `negative` are the bits of the largest magnitude of each sign.
+// The bits of the largest magnitude of each sign in a block.
+struct Extremes {
+  std::uint32_t positive, negative;
+
+  __device__ std::uint32_t extreme() const { return max(positive, negative); }
+  __device__ std::uint32_t opposite() const { return min(positive, negative); }
+};
+
+// The magnitude of the scale max(E * by_extreme, O * by_opposite) * share, with room for kBits.
 template <int kBits>
-__device__ inline Scale find_scale(std::uint32_t positive, std::uint32_t negative,
-                                   float by_extreme, float by_opposite, float share) {
-  const std::uint32_t extreme = max(positive, negative), opposite = min(positive, negative);
-  const float magnitude = fmaxf(__uint_as_float(extreme) * by_extreme,
-                                __uint_as_float(opposite) * by_opposite) * share;
-  Scale scale;
-  scale.bits = max(std::uint32_t{scale_bits(magnitude, kBits)}, min(extreme, 1u));
-  scale.is_tiny = extreme != 0 && scale.bits < kTinyScale;
-  if (positive > negative) scale.bits |= kSign >> 16;
-  scale.is_nan = extreme >= kInfinity;
+__device__ inline std::uint32_t scale_magnitude(const Extremes& found, float by_extreme,
+                                                float by_opposite, float share) {
+  const float magnitude = fmaxf(__uint_as_float(found.extreme()) * by_extreme,
+                                __uint_as_float(found.opposite()) * by_opposite) *
+                          share;
+  return max(std::uint32_t{scale_bits(magnitude, kBits)}, min(found.extreme(), 1u));
+}
+
+// With its sign. Where it is tiny, the inverse is that of the lifted scale.
+__device__ inline Scale make_scale(const Extremes& found, std::uint32_t magnitude, bool is_tiny) {
+  Scale scale{kNanScale, 0.0f, found.extreme() >= kInfinity, is_tiny};
+  if (scale.is_nan) return scale;
+  scale.bits = magnitude | (found.positive > found.negative ? kSign >> 16 : 0);
   const float value = __uint_as_float(scale.bits << 16);
-  scale.inverse = extreme == 0 ? 0.0f : inverse_of(scale.is_tiny ? value * kLift : value);
-  if (scale.is_nan) {
-    scale.bits = kNanScale;
-    scale.inverse = 0.0f;
-  }
+  if (found.extreme() != 0) scale.inverse = inverse_of(is_tiny ? value * kLift : value);
   return scale;
 }
 
 template <int kBits, bool kStochastic>
-__device__ inline Scale linear_scale(std::uint32_t positive, std::uint32_t negative) {
+__device__ inline Scale linear_scale(const Extremes& found) {
   constexpr float kHalf = 1 << (kBits - 1);
   constexpr float kReach = kStochastic ? kHalf - 1.0f : kHalf - 0.5f;
-  return find_scale<kBits>(positive, negative, 1.0f / kHalf, 1.0f / kReach, 1.0f);
+  const auto magnitude = scale_magnitude<kBits>(found, 1.0f / kHalf, 1.0f / kReach, 1.0f);
+  return make_scale(found, magnitude, found.extreme() != 0 && magnitude < kTinyScale);
 }
 
 // The block that a lane's row belongs to spans this many lanes of it, and rows.
@@ -124,6 +131,7 @@ template <int kBits>
 struct Rounder {
   static constexpr int kHalf = 1 << (kBits - 1);
   static constexpr float kShift = 0x1.8p23f + kHalf;
+  static constexpr std::uint32_t kZeroCode = 0x4B400000;  // the bits of code 0
 
   __device__ static std::uint32_t limit(float shifted, bool from_below) {
     if (from_below) shifted = fmaxf(shifted, kShift - kHalf);
@@ -136,7 +144,7 @@ struct Nearest {
   static constexpr int kBits = kBitsOf;
   static constexpr bool kStochastic = false;
 
-  // The codes of a row in one lane, above which there may be other bits. Only where the scale met
+  // The codes of a row in one lane, with the bits of kZeroCode above them. Only where the scale met
   // its limit can a code be too small, and at 4 bits not even there.
   template <int kVector>
   __device__ void codes(std::uint64_t, const float* values, float inverse,
@@ -170,26 +178,32 @@ struct Stochastic {
   }
 };
 
-// kVector codes, of which the low bits count, side by side.
+// kVector codes side by side. The low bits count; the others are those of kZeroCode.
 template <int kBits, int kVector>
 __device__ inline Chunk<kVector * kBits / 8> pack(const std::uint32_t (&codes)[kVector]) {
-  Chunk<kVector * kBits / 8> packed{};
+  constexpr int kInWord = kVector * kBits < 32 ? kVector : 32 / kBits;
+  static_assert(32 % kBits == 0 && kVector % kInWord == 0);
+  Chunk<kVector * kBits / 8> packed;
 #pragma unroll
-  for (int v = 0; v < kVector; ++v) {
-    const int at = v * kBits, word = at / 32;
-    const std::uint32_t code = codes[v] & ((1u << kBits) - 1);
-    packed.words[word] |= code << at % 32;
-    if (at % 32 + kBits > 32) packed.words[word + 1] |= code >> (32 - at % 32);
+  for (int w = 0; w < kVector / kInWord; ++w) {
+    // Horner's rule; what the upper bits add up to is the same for all codes.
+    std::uint32_t word = 0, upper = 0;
+#pragma unroll
+    for (int i = kInWord - 1; i >= 0; --i) {
+      word = (word << kBits) + codes[w * kInWord + i];
+      upper = (upper << kBits) + Rounder<kBits>::kZeroCode;
+    }
+    packed.words[w] = word - upper;
   }
   return packed;
 }
 
-// Zeroes codes from number `count` on.
+// Makes codes from number `count` on zero.
 template <int kBits, int kVector>
 __device__ inline void cut(int count, std::uint32_t (&codes)[kVector]) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v)
-    if (v >= count) codes[v] = 0;
+    if (v >= count) codes[v] = Rounder<kBits>::kZeroCode;
 }
 
 // Of what the rows have in each lane: that of block lane_id().
@@ -272,8 +286,8 @@ struct Encoder {
     spread_largest<Signed>(spread, positive);
     spread_largest<Unsigned>(spread, negative);
     return linear_scale<kBits, Quantiser::kStochastic>(
-        of_own_block<kVector>(spread, own, positive),
-        of_own_block<kVector>(spread, own, negative) & ~kSign);
+        {of_own_block<kVector>(spread, own, positive),
+         of_own_block<kVector>(spread, own, negative) & ~kSign});
   }
 };
 
@@ -307,6 +321,7 @@ struct Decoder {
   __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
     Fetched<kVector> fetched;
     const int own = lane_id() << layout.log2_block;
+    if (tile.ahead < tile.count) in.prefetch_line(layout.scale_offset(tile.ahead));
     fetched.scale =
         own < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + own)) << 16 : 0;
     in.rows(tile, tile.first / 8 * kBits, layout.code_bytes, fetched.rows);

@@ -102,8 +102,8 @@ struct Search {
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
     exchange<kVector>(values);
     const int rows = (kBlock ? kBlock : 1 << layout.log2_block) / kLanes;  // of a block
-    const auto [scale, any_tiny, found_nan] = best_scale(rows, values);
-    write_codes(tile, rows, values, scale, any_tiny, out);
+    const auto [scale, found_nan] = best_scale(rows, values);
+    write_codes(tile, rows, values, scale, out);
     const int first = lane_id() * rows * kLanes;  // value of block lane_id()
     if (first < tile.n) out.half_word(tile, layout.scale_offset(tile.first + first), scale.bits);
     return found_nan;
@@ -114,35 +114,39 @@ struct Search {
 
   struct Found {
     Scale scale;  // of block lane_id()
-    bool any_tiny, any_nan;
+    bool any_nan;
   };
 
   // Where the tables have the code of x.
-  __device__ static std::uint32_t entry(float x, float lift, bool any_tiny, float inverse) {
-    const float scaled = (any_tiny ? x * lift : x) * inverse;
-    return __float_as_uint(scaled + kShift) - __float_as_uint(kShift) + 128 +
+  __device__ static std::uint32_t entry(float x, float inverse) {
+    return __float_as_uint(x * inverse + kShift) - __float_as_uint(kShift) + 128 +
            SearchTables::kBelow;
   }
 
-  __device__ static float lift_of(const Scale& scale) { return scale.is_tiny ? kLift : 1.0f; }
-
   __device__ Found best_scale(int rows, float (&values)[kPerLane]) const {
-    const auto [positive, negative] = extremes(rows, values);
-    Scale scale = find_scale<8>(positive, negative, kReachExtreme, kReachOpposite, 1.0f);
-    const Scale smaller = find_scale<8>(positive, negative, kReachExtreme, kReachOpposite, kClip);
+    const Extremes found = extremes(rows, values);
+    const auto magnitude = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, 1.0f);
+    const auto less = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, kClip);
+    // Lifting both scales with the values, and lowering the weight, changes no bit of the errors.
+    const bool is_tiny = found.extreme() != 0 && less < kTinyScale;
+    Scale scale = make_scale(found, magnitude, is_tiny);
+    const Scale smaller = make_scale(found, less, is_tiny);
+    const float lift = is_tiny ? kLift : 1.0f;
     // Relative to the extreme, or an error's square would under- or overflow.
-    const float extreme = __uint_as_float(max(positive, negative));
-    const float weight = extreme > 0x1p-120f ? __fdiv_rn(1.0f, extreme) : 0x1p120f;
-    const bool any_tiny = __any_sync(~0u, scale.is_tiny | smaller.is_tiny);
+    const float extreme = __uint_as_float(found.extreme());
+    float weight = extreme > 0x1p-120f ? __fdiv_rn(1.0f, extreme) : 0x1p120f;
+    if (is_tiny) weight *= 1.0f / kLift;
     const bool any_nan = __any_sync(~0u, scale.is_nan);
-    if (any_nan) {
+    if (__any_sync(~0u, is_tiny | scale.is_nan)) {
 #pragma unroll
-      for (int m = 0; m < kPerLane; ++m)
+      for (int m = 0; m < kPerLane; ++m) {
+        values[m] *= __shfl_sync(~0u, lift, m / rows);
         if (__shfl_sync(~0u, scale.is_nan, m / rows)) values[m] = 0.0f;
+      }
     }
     const auto& levels = search_memory().tables.levels;
     bool take_smaller = false;
-    float sums[2], inverses[2], scales[2], lifts[2] = {1.0f, 1.0f}, weight_of_block;
+    float sums[2], inverses[2], scales[2], weight_of_block;
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
       const int block = m / rows;
@@ -153,13 +157,12 @@ struct Search {
         for (int t = 0; t < 2; ++t) {
           sums[t] = 0.0f;
           inverses[t] = __shfl_sync(~0u, of_lane[t]->inverse, block);
-          scales[t] = __uint_as_float(__shfl_sync(~0u, of_lane[t]->bits, block) << 16);
-          if (any_tiny) lifts[t] = __shfl_sync(~0u, lift_of(*of_lane[t]), block);
+          scales[t] = __shfl_sync(~0u, __uint_as_float(of_lane[t]->bits << 16) * lift, block);
         }
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const std::uint32_t at = entry(values[m], lifts[t], any_tiny, inverses[t]);
+        const std::uint32_t at = entry(values[m], inverses[t]);
         const float level = __uint_as_float(std::uint32_t{levels[at]} << 16);
         // level * scale is exact: fused or not, the difference is rounded once.
         const float error = __fmaf_rn(-level, scales[t], values[m]) * weight_of_block;
@@ -169,13 +172,10 @@ struct Search {
         take_smaller = true;
     }
     if (take_smaller) scale = smaller;
-    return {scale, any_tiny, any_nan};
+    return {scale, any_nan};
   }
 
-  struct Extremes {
-    std::uint32_t positive, negative;  // of block lane_id()
-  };
-
+  // Of block lane_id().
   __device__ static Extremes extremes(int rows, const float (&values)[kPerLane]) {
     Extremes mine{0, kSign};
     std::uint32_t positive = 0, negative = kSign;
@@ -197,9 +197,9 @@ struct Search {
   // lanes exchange them for neighbours.
   template <class Tile>
   __device__ void write_codes(const Tile& tile, int rows, const float (&values)[kPerLane],
-                              const Scale& scale, bool any_tiny, BodyWriter& out) const {
+                              const Scale& scale, BodyWriter& out) const {
     const auto& codes = search_memory().tables.codes;
-    float inverse = 0.0f, lift = 1.0f;
+    float inverse = 0.0f;
     Chunk<4> words[kPerLane / 8];
 #pragma unroll
     for (int w = 0; w < kPerLane / 8; ++w) {
@@ -207,11 +207,8 @@ struct Search {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int m = 8 * w + i;
-        if (m % rows == 0) {
-          inverse = __shfl_sync(~0u, scale.inverse, m / rows);
-          if (any_tiny) lift = __shfl_sync(~0u, lift_of(scale), m / rows);
-        }
-        const std::uint32_t code = codes[entry(values[m], lift, any_tiny, inverse)];
+        if (m % rows == 0) inverse = __shfl_sync(~0u, scale.inverse, m / rows);
+        const std::uint32_t code = codes[entry(values[m], inverse)];
         if (Tile::kDirect || m * kLanes + lane_id() < tile.n) word |= code << 4 * i;
       }
       words[w] = {transpose_codes(word)};

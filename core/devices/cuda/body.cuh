@@ -41,6 +41,9 @@ class BodyReader {
   template <int kBytes, int kRows, class Tile>
   __device__ void rows(const Tile& tile, std::uint64_t offset, std::uint64_t size,
                        Chunk<kBytes> (&rows)[kRows]) {
+    constexpr int kTileBytes = kRows * kLanes * kBytes;
+    if (Tile::kDirect && tile.ahead < tile.count)
+      prefetch<kTileBytes>(body_ + offset + (tile.ahead - tile.first) / kTileValues * kTileBytes);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * (kLanes * kBytes);
@@ -48,6 +51,8 @@ class BodyReader {
     }
     sum_ += checksum_of(offset, lane_id(), rows);
   }
+
+  __device__ void prefetch_line(std::uint64_t offset) const { prefetch<1>(body_ + offset); }
 
   // 16 bits at an even offset.
   template <class Tile>

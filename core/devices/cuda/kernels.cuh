@@ -50,16 +50,22 @@ __device__ inline void for_tiles(const Span& span, Step step) {
        first < span.count; first += stride) {
     const std::uint64_t left = span.count - first, position = span.position + first;
     if (left >= kTileValues && span.aligned)
-      step(WarpTile<true>{first, span.count, position, kTileValues, nullptr});
+      step(WarpTile<true>{first, span.count, position, first + stride, kTileValues, nullptr});
     else
-      step(WarpTile<false>{first, span.count, position,
+      step(WarpTile<false>{first, span.count, position, first + stride,
                            static_cast<int>(left < kTileValues ? left : kTileValues),
                            staging[warp]});
   }
 }
 
+// Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
+// registers of all.
+template <class T>
+inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
+inline constexpr int kResidentReencoding = 2;
+
 template <class Encoder, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident<T>)
     encode_kernel(const std::byte* values, Span span, Encoder encoder,
                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                   Workspace* workspace) {
@@ -76,7 +82,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident<T>)
     decode_kernel(std::byte* values, Span span, Decoder decoder,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
@@ -91,31 +97,38 @@ __global__ void __launch_bounds__(kThreads)
   finish(workspace, totals, report, nullptr);
 }
 
-__device__ inline float mean_of_sum(const Mean& mean, float sum) {
-  return mean.exact ? sum * mean.reciprocal_f : __fdiv_rn(sum, mean.divisor_f);
-}
-__device__ inline double mean_of_sum(const Mean& mean, double sum) {
-  return __ddiv_rn(sum, mean.divisor);
+__device__ inline void divide(const Mean& mean, float (&sums)[kPerLane]) {
+  if (mean.exact) {
+#pragma unroll
+    for (float& sum : sums) sum *= mean.reciprocal_f;
+  } else {
+#pragma unroll
+    for (float& sum : sums) sum = __fdiv_rn(sum, mean.divisor_f);
+  }
 }
 
+__device__ inline void divide(const Mean& mean, double (&sums)[kPerLane]) {
+#pragma unroll
+  for (double& sum : sums) sum = __ddiv_rn(sum, mean.divisor);
+}
+
+// Divides; then what float16 cannot hold becomes an Inf, and, where their bits matter, all NaNs one.
 template <bool kNanBits, class Real>
 __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
-  bool special = false;
-#pragma unroll
-  for (Real& sum : sums) {
-    sum = mean_of_sum(mean, sum);
-    special |= isnan(sum);
-  }
+  divide(mean, sums);
   if (mean.half_overflows) {
 #pragma unroll
     for (Real& sum : sums)
       if (fabs(sum) >= Real{65520}) sum = copysign(Real{INFINITY}, sum);
   }
-  if (kNanBits && special) {
+  if constexpr (!kNanBits) return;
+  bool special = false;
 #pragma unroll
-    for (Real& sum : sums)
-      if (isnan(sum)) sum = nan_of<Real>();
-  }
+  for (const Real sum : sums) special |= isnan(sum);
+  if (!special) return;
+#pragma unroll
+  for (Real& sum : sums)
+    if (isnan(sum)) sum = nan_of<Real>();
 }
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.
@@ -124,7 +137,7 @@ __device__ inline void sum_tile(const Tile& tile, const Sources& sources, const 
                                 const Mean& mean, std::uint64_t& checksum,
                                 Real (&sums)[kPerLane]) {
   using Fetched = typename Decoder::template Fetched<kVector>;
-  constexpr int kAhead = sizeof(Fetched) > 128 ? 1 : sizeof(Fetched) > 64 ? 2 : 4;
+  constexpr int kAhead = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
   Fetched fetched[kAhead];
 #pragma unroll
   for (Real& sum : sums) sum = Decoder::kZero;
@@ -145,7 +158,7 @@ __device__ inline void sum_tile(const Tile& tile, const Sources& sources, const 
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResident<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
@@ -159,7 +172,7 @@ __global__ void __launch_bounds__(kThreads)
 }
 
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kResidentReencoding)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal,
                          __grid_constant__ const Sources sources, Workspace* workspace,

@@ -23,6 +23,7 @@ template <bool kDirectRows>
 struct WarpTile {
   static constexpr bool kDirect = kDirectRows;
   std::uint64_t first, count, position;
+  std::uint64_t ahead;  // the first value of the warp's next tile; >= count after the last
   int n;
   std::byte* staging;
 };
@@ -80,6 +81,15 @@ static __device__ __noinline__ void copy_bytes(std::byte* to, const std::byte* f
   for (int i = 4 * in_words + lane_id(); i < bytes; i += kLanes) to[i] = from[i];
 }
 
+// Asks for a tile's part of `kBytes` bytes ahead of its time, a line of the cache for each lane.
+template <int kBytes>
+__device__ inline void prefetch(const std::byte* part) {
+#pragma unroll
+  for (int at = 0; at < kBytes; at += kLanes * 128)
+    if (at + lane_id() * 128 < kBytes)
+      asm volatile("prefetch.global.L2 [%0];" ::"l"(part + at + lane_id() * 128));
+}
+
 __device__ inline int clamp_bytes(std::int64_t bytes, int most) {
   return static_cast<int>(bytes < 0 ? 0 : bytes < most ? bytes : most);
 }
@@ -115,6 +125,8 @@ __device__ inline void read_values(const Tile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
+  if (Tile::kDirect && tile.ahead < tile.count)
+    prefetch<kTileValues * sizeof(T)>(array + tile.ahead * sizeof(T));
   Chunk<kChunkBytes> rows[kPerLane / kVector];
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
