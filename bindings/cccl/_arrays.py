@@ -120,9 +120,7 @@ def _describe_numpy(array: np.ndarray, writable: bool) -> Array:
     return Array(array, array.ctypes.data, array.shape, array.size, DTYPES[name])
 
 
-def empty(
-    shape: tuple[int, ...], dtype: DType, like: str = "numpy", device: str = "cpu"
-) -> Any:
+def empty(shape: tuple[int, ...], dtype: DType, like: str = "numpy", device: str = "cpu") -> Any:
     """A new array. `like` is "numpy", "torch" or "cupy"; bfloat16 needs torch or ml_dtypes."""
     if device != "cpu":
         return _cuda.empty(shape, dtype.name, like, _cuda.device_number(device))

@@ -140,7 +140,12 @@ def measure_codec(
         "reduce": (RANKS + 1) * at.encoded,
         "accumulate": RANKS * at.encoded + at.nbytes,
     }  # fmt: skip
-    for name, call in (("encode", encode), ("decode", decode), ("reduce", reduce), ("accumulate", total)):
+    for name, call in (
+        ("encode", encode),
+        ("decode", decode),
+        ("reduce", reduce),
+        ("accumulate", total),
+    ):
         seconds[name] = timer.seconds(call, at.slots)
     decode(0)
     queue.synchronize()

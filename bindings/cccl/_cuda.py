@@ -14,7 +14,7 @@ from .errors import UnsupportedError
 
 
 def framework_of(array: Any) -> str:
-    """"torch", "cupy", or "numpy" for everything else."""
+    """ "torch", "cupy", or "numpy" for everything else."""
     name = type(array).__module__.split(".")[0]
     return name if name in ("torch", "cupy") else "numpy"
 

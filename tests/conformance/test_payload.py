@@ -141,7 +141,7 @@ def test_a_payload_of_another_codec_count_or_dtype_is_refused(case):
     on_cpu = case.device == "cpu"  # a kernel does not say which
     for other in CASES:
         if other.name != case.name and other.device == case.device:
-            with pytest.raises(cccl.CorruptPayloadError, match="another codec|truncated"):
+            with pytest.raises(cccl.CorruptPayloadError, match=r"another codec|truncated"):
                 decode(other.core, payload, raw.size, "float32")
     with pytest.raises(cccl.CorruptPayloadError, match="77 values, expected 76" if on_cpu else ""):
         decode(case.core, payload, 76, "float32")

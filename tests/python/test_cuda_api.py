@@ -33,7 +33,11 @@ class TestTorch:
         back = codec.decode(there)
         assert (back.device, back.shape, back.dtype) == (tensor.device, tensor.shape, tensor.dtype)
         expected = codec.decode(here)
-        for moved in (back.cpu(), codec.decode(there.to("cpu")), codec.decode(here.to("cuda")).cpu()):
+        for moved in (
+            back.cpu(),
+            codec.decode(there.to("cpu")),
+            codec.decode(here.to("cuda")).cpu(),
+        ):
             assert self.torch.equal(moved, expected)
         again = cccl.Payload.from_bytes(bytes(there)).to("cuda:0")
         assert self.torch.equal(cccl.decode(again).cpu(), expected.ravel())

@@ -28,7 +28,8 @@ class Kernels {
     if (settings_.bits == 8)
       settings_.stochastic ? with_block(Stochastic<8>{args.seed}) : with_block(Nearest<8>{});
     else if (settings_.search)
-      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout}) : use(Search<0>{layout});
+      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout})
+                                       : use(Search<0>{layout});
     else
       settings_.stochastic ? with_block(Stochastic<4>{args.seed}) : with_block(Nearest<4>{});
   }

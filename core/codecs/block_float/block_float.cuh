@@ -172,8 +172,8 @@ struct Stochastic {
       const std::uint32_t random = mix(mix(low ^ static_cast<std::uint32_t>(seed)) +
                                        (carried ? random_key(position + v, seed) : key));
       const float u = static_cast<float>(random >> 8) * 0x1p-24f;
-      codes[v] = Rounder<kBits>::limit(
-          __fadd_rd(values[v] * inverse + u, Rounder<kBits>::kShift), true);
+      codes[v] =
+          Rounder<kBits>::limit(__fadd_rd(values[v] * inverse + u, Rounder<kBits>::kShift), true);
     }
   }
 };
@@ -348,15 +348,14 @@ struct Decoder {
     }
     if (!kAdd && __any_sync(~0u, (fetched.scale & ~kSign) > kInfinity)) {
 #pragma unroll
-      for (Real& value : values)
-        if (isnan(value)) value = nan_of<Real>();
+      for (int i = 0; i < kPerLane; ++i)
+        if (isnan(values[i])) values[i] = nan_of<Real>();
     }
   }
 
   // A code at bit p of the mantissa of 2^(23-p) is that number plus the code.
   template <int kVector>
-  __device__ static float level_of(const Chunk<kVector * kBits / 8>& codes, int v,
-                                   float table) {
+  __device__ static float level_of(const Chunk<kVector * kBits / 8>& codes, int v, float table) {
     constexpr std::uint32_t kMask = (1u << kBits) - 1;
     const int at = v * kBits % 32;
     const std::uint32_t word = codes.words[v * kBits / 32];

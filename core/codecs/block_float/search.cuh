@@ -9,8 +9,8 @@
 
 namespace cccl::block_float::on_cuda {
 
-// By the 8-bit code q = 128 + round(x / scale), before it is limited: the smaller scale lets x / scale
-// reach -127 / 0.92, a scale at its limit 128.5.
+// By the 8-bit code q = 128 + round(x / scale), before it is limited: the smaller scale lets x /
+// scale reach -127 / 0.92, a scale at its limit 128.5.
 struct SearchTables {
   static constexpr int kBelow = 16, kEntries = kBelow + 256 + 16;
   std::uint16_t levels[kEntries];  // as bfloat16

@@ -16,9 +16,8 @@ struct Kernels {
   }
   template <class Use>
   void with_decoder(DType dtype, std::uint64_t, Use use) const {
-    with_float_type(dtype, [&](auto type) {
-      use(ElementDecoder<decltype(type), decltype(type)>{});
-    });
+    with_float_type(dtype,
+                    [&](auto type) { use(ElementDecoder<decltype(type), decltype(type)>{}); });
   }
 };
 
@@ -44,8 +43,8 @@ __device__ bool has_non_finite(const Chunk<kChunkBytes>& chunk, const Exponents&
 #pragma unroll
   for (int i = 0; i < chunk.kWords; ++i) {
     const std::uint32_t word = chunk.words[i];
-    const bool special = (word & exponents.low) == exponents.low ||
-                         (word & exponents.high) == exponents.high;
+    const bool special =
+        (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
     found |= special && (i % 2 || !exponents.odd_words_only);
   }
   return found && exponents.floating;
@@ -87,8 +86,7 @@ __global__ void __launch_bounds__(kThreads)
 
 __global__ void __launch_bounds__(kThreads)
     copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
-                    __grid_constant__ const Sources sources, Workspace* workspace,
-                    Report* report) {
+                    __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   Totals totals = inspect(sources, report);
   BodyReader in(sources.payloads[0], totals.read);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {

@@ -23,8 +23,8 @@ __device__ inline std::uint64_t checksum_of(std::uint64_t offset, int place,
   for (int k = 0; k < kRows; ++k)
 #pragma unroll
     for (int i = 0; i < Chunk<kBytes>::kWords; ++i)
-      sum += std::uint64_t{rows[k].words[i] << shift} *
-             (weight + k * (kLanes * kBytes / 2) + 2 * i);
+      sum +=
+          std::uint64_t{rows[k].words[i] << shift} * (weight + k * (kLanes * kBytes / 2) + 2 * i);
   return sum;
 }
 

@@ -29,7 +29,7 @@ struct ElementEncoder {
   __device__ bool encode(const Tile& tile, Real (&values)[kPerLane], BodyWriter& out) const {
     bool found = false;
 #pragma unroll
-    for (Real value : values) found |= overflows<kOverflow>(value);
+    for (int i = 0; i < kPerLane; ++i) found |= overflows<kOverflow>(values[i]);
     Chunk<kVector * sizeof(Element)> rows[kPerLane / kVector];
 #pragma unroll
     for (int k = 0; k < kPerLane / kVector; ++k)

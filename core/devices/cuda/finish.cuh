@@ -43,10 +43,11 @@ __device__ inline PayloadHeader read_header(const std::byte* payload) {
   const bool aligned = reinterpret_cast<std::uintptr_t>(payload) % 4 == 0;
   for (int i = 0; i < static_cast<int>(words.size()); ++i) {
     const std::byte* const at = payload + 4 * i;
-    words[i] = aligned ? *reinterpret_cast<const std::uint32_t*>(at)
-                       : static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
-                             static_cast<std::uint32_t>(at[2]) << 16 |
-                             static_cast<std::uint32_t>(at[3]) << 24;
+    words[i] = aligned
+                   ? *reinterpret_cast<const std::uint32_t*>(at)
+                   : static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8 |
+                         static_cast<std::uint32_t>(at[2]) << 16 |
+                         static_cast<std::uint32_t>(at[3]) << 24;
   }
   return std::bit_cast<PayloadHeader>(words);
 }
@@ -59,11 +60,11 @@ __device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadH
   return same && found.header_check == header_check(found);
 }
 
-// The first warp of the first block looks at the sources' headers, while others are at work: what
+// The last warp of all, which never has more tiles than others, looks at the sources' headers: what
 // their checksums and flags contribute. A wrong header is reported at once.
 __device__ inline Totals inspect(const Sources& sources, Report* report) {
   Totals totals{};
-  if (blockIdx.x != 0 || threadIdx.x >= kLanes) return totals;
+  if (blockIdx.x != gridDim.x - 1 || threadIdx.x < kThreads - kLanes) return totals;
   for (int first = 0; first < sources.count; first += kLanes) {
     const int i = first + lane_id();
     const bool mine = i < sources.count;
@@ -119,6 +120,16 @@ __device__ inline Totals sum_of_block(Totals mine) {
   return sum;
 }
 
+// Counts this block as done; true for the last. What the thread wrote before is seen by it.
+__device__ inline bool is_last_block(Workspace* workspace) {
+  unsigned int before;
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "l"(&workspace->done)
+               : "memory");
+  return before == gridDim.x - 1;
+}
+
 // Adds this block's totals to the workspace. The last block judges what was read, seals what was
 // written, and leaves the workspace all zero.
 __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* report,
@@ -130,10 +141,8 @@ __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* 
     if (report) atomicAdd(&workspace->read, block.read);
     if (seal) atomicAdd(&workspace->written, block.written);
     if (block.flags) atomicOr(&workspace->flags, block.flags);
-    __threadfence();
-    last = atomicAdd(&workspace->done, 1u) == gridDim.x - 1;
+    last = is_last_block(workspace);
     if (last) {
-      __threadfence();
       all.read = atomicExch(&workspace->read, 0ull);
       all.written = atomicExch(&workspace->written, 0ull);
       all.flags = atomicExch(&workspace->flags, 0u);

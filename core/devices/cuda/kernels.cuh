@@ -100,47 +100,47 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 __device__ inline void divide(const Mean& mean, float (&sums)[kPerLane]) {
   if (mean.exact) {
 #pragma unroll
-    for (float& sum : sums) sum *= mean.reciprocal_f;
+    for (int i = 0; i < kPerLane; ++i) sums[i] *= mean.reciprocal_f;
   } else {
 #pragma unroll
-    for (float& sum : sums) sum = __fdiv_rn(sum, mean.divisor_f);
+    for (int i = 0; i < kPerLane; ++i) sums[i] = __fdiv_rn(sums[i], mean.divisor_f);
   }
 }
 
 __device__ inline void divide(const Mean& mean, double (&sums)[kPerLane]) {
 #pragma unroll
-  for (double& sum : sums) sum = __ddiv_rn(sum, mean.divisor);
+  for (int i = 0; i < kPerLane; ++i) sums[i] = __ddiv_rn(sums[i], mean.divisor);
 }
 
-// Divides; then what float16 cannot hold becomes an Inf, and, where their bits matter, all NaNs one.
+// Divides; then what float16 cannot hold becomes an Inf, and, where their bits matter, all NaNs
+// one.
 template <bool kNanBits, class Real>
 __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
   divide(mean, sums);
   if (mean.half_overflows) {
 #pragma unroll
-    for (Real& sum : sums)
-      if (fabs(sum) >= Real{65520}) sum = copysign(Real{INFINITY}, sum);
+    for (int i = 0; i < kPerLane; ++i)
+      if (fabs(sums[i]) >= Real{65520}) sums[i] = copysign(Real{INFINITY}, sums[i]);
   }
   if constexpr (!kNanBits) return;
   bool special = false;
 #pragma unroll
-  for (const Real sum : sums) special |= isnan(sum);
+  for (int i = 0; i < kPerLane; ++i) special |= isnan(sums[i]);
   if (!special) return;
 #pragma unroll
-  for (Real& sum : sums)
-    if (isnan(sum)) sum = nan_of<Real>();
+  for (int i = 0; i < kPerLane; ++i)
+    if (isnan(sums[i])) sums[i] = nan_of<Real>();
 }
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.
 template <int kVector, bool kNanBits, class Tile, class Decoder, class Real>
 __device__ inline void sum_tile(const Tile& tile, const Sources& sources, const Decoder& decoder,
-                                const Mean& mean, std::uint64_t& checksum,
-                                Real (&sums)[kPerLane]) {
+                                const Mean& mean, std::uint64_t& checksum, Real (&sums)[kPerLane]) {
   using Fetched = typename Decoder::template Fetched<kVector>;
   constexpr int kAhead = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
   Fetched fetched[kAhead];
 #pragma unroll
-  for (Real& sum : sums) sum = Decoder::kZero;
+  for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
   for (int first = 0; first < sources.count; first += kAhead) {
 #pragma unroll
     for (int j = 0; j < kAhead; ++j) {
@@ -174,9 +174,8 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 template <class Decoder, class Encoder>
 __global__ void __launch_bounds__(kThreads, kResidentReencoding)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
-                         __grid_constant__ const Seal seal,
-                         __grid_constant__ const Sources sources, Workspace* workspace,
-                         Report* report) {
+                         __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
+                         Workspace* workspace, Report* report) {
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
   Totals totals = inspect(sources, report);

@@ -134,8 +134,7 @@ std::shared_ptr<Queue> queue_on(int device, void* stream) {
   static auto& queues = *new std::map<std::pair<int, void*>, std::shared_ptr<Queue>>;
   std::lock_guard lock(mutex);
   auto& queue = queues[{device, stream}];
-  if (!queue)
-    queue = std::make_shared<CudaQueue>(device, static_cast<cudaStream_t>(stream), false);
+  if (!queue) queue = std::make_shared<CudaQueue>(device, static_cast<cudaStream_t>(stream), false);
   return queue;
 }
 

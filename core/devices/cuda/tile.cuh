@@ -11,7 +11,7 @@
 namespace cccl::cuda {
 
 inline constexpr int kLanes = 32;
-inline constexpr int kPerLane = 32;  // values of a tile in each lane
+inline constexpr int kPerLane = 32;                    // values of a tile in each lane
 inline constexpr int kTileValues = kLanes * kPerLane;  // a multiple of every block size
 
 __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes); }
@@ -28,16 +28,15 @@ struct WarpTile {
   std::byte* staging;
 };
 
-inline constexpr int kChunkBytes = 16;                         // the widest access of a lane
+inline constexpr int kChunkBytes = 16;                          // the widest access of a lane
 inline constexpr int kStagingBytes = 2 * kLanes * kChunkBytes;  // the widest row
 
 template <int kBytes>
-using Access =
-    std::conditional_t<kBytes == 1, std::uint8_t,
-                       std::conditional_t<kBytes == 2, std::uint16_t,
-                                          std::conditional_t<kBytes == 4, std::uint32_t,
-                                                             std::conditional_t<kBytes == 8, uint2,
-                                                                                uint4>>>>;
+using Access = std::conditional_t<
+    kBytes == 1, std::uint8_t,
+    std::conditional_t<kBytes == 2, std::uint16_t,
+                       std::conditional_t<kBytes == 4, std::uint32_t,
+                                          std::conditional_t<kBytes == 8, uint2, uint4>>>>;
 
 // A chunk of a row at an aligned address.
 template <int kBytes>
@@ -125,13 +124,11 @@ __device__ inline void read_values(const Tile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
   constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
-  if (Tile::kDirect && tile.ahead < tile.count)
-    prefetch<kTileValues * sizeof(T)>(array + tile.ahead * sizeof(T));
   Chunk<kChunkBytes> rows[kPerLane / kVector];
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
-    rows[k] = read_row<kChunkBytes>(tile, from + k * kRow,
-                                    std::int64_t{tile.n} * sizeof(T) - k * kRow);
+    rows[k] =
+        read_row<kChunkBytes>(tile, from + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow);
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
     load<T, kNanBits, Real, kVector>(rows[k], values + k * kVector);

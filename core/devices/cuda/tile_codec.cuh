@@ -76,8 +76,7 @@ inline Mean mean_of(double divisor, DType dtype) {
 class CudaCodec : public Codec {
  public:
   explicit CudaCodec(std::shared_ptr<const Codec> reference)
-      : reference_(std::move(reference)),
-        tiles_(&dynamic_cast<const TileCodec&>(*reference_)) {}
+      : reference_(std::move(reference)), tiles_(&dynamic_cast<const TileCodec&>(*reference_)) {}
 
   const CodecInfo& info() const final { return reference_->info(); }
   std::string spec() const final { return reference_->spec(); }
@@ -137,8 +136,9 @@ struct SumsOf<void> {
   using Type = void;
 };
 template <class Coder, class T>
-inline constexpr bool serves_sums = std::is_void_v<typename Coder::Values> ||
-                                    std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
+inline constexpr bool serves_sums =
+    std::is_void_v<typename Coder::Values> ||
+    std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
 
 template <class Kernels>
 class CudaTileCodec : public CudaCodec {
@@ -230,12 +230,10 @@ class CudaTileCodec : public CudaCodec {
     for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
     first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
       kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
-        if constexpr (std::is_same_v<typename Decoder::Values,
-                                     typename Encoder::Values> &&
+        if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
                       serves_sums<Encoder, float>)
-          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count),
-                 span, decoder, encoder, mean_of(args.divisor, dtype), seal, sources,
-                 on.workspace(), on.report());
+          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), span, decoder,
+                 encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
       });
     });
     return sizeof(PayloadHeader) + seal.header.body_bytes;

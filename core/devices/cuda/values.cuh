@@ -56,9 +56,8 @@ __device__ inline Real nan_of() {
 __device__ inline double widen(float value) {
   if (!isnan(value)) return value;
   const std::uint64_t bits = __float_as_uint(value);
-  return __longlong_as_double(static_cast<long long>((bits & 0x80000000u) << 32 |
-                                                     (bits & 0x7FFFFFu) << 29 |
-                                                     0x7FF8000000000000ull));
+  return __longlong_as_double(static_cast<long long>(
+      (bits & 0x80000000u) << 32 | (bits & 0x7FFFFFu) << 29 | 0x7FF8000000000000ull));
 }
 __device__ inline float narrow(double value) {
   if (!isnan(value)) return __double2float_rn(value);
@@ -142,8 +141,8 @@ __device__ inline Chunk<kCount * sizeof(T)> store(const Real* from) {
     if (special) {
 #pragma unroll
       for (int i = 0; i < kCount; i += 2)
-        to.words[i / 2] = store_exactly<T, kSaturate>(from[i]) |
-                          store_exactly<T, kSaturate>(from[i + 1]) << 16;
+        to.words[i / 2] =
+            store_exactly<T, kSaturate>(from[i]) | store_exactly<T, kSaturate>(from[i + 1]) << 16;
     }
   }
   return to;
