@@ -321,7 +321,7 @@ struct Decoder {
   __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
     Fetched<kVector> fetched;
     const int own = lane_id() << layout.log2_block;
-    if (tile.ahead < tile.count) in.prefetch_line(layout.scale_offset(tile.ahead));
+    if (Tile::kDirect && tile.ahead < tile.count) in.prefetch_line(layout.scale_offset(tile.ahead));
     fetched.scale =
         own < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + own)) << 16 : 0;
     in.rows(tile, tile.first / 8 * kBits, layout.code_bytes, fetched.rows);

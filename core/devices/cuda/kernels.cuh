@@ -40,21 +40,24 @@ struct Mean {
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
+// Bodies are asked for this many tiles ahead: beside a stream of writes a read takes microseconds.
+inline constexpr int kTilesAhead = 3;
+
 // step(tile) for each tile that this warp has.
 template <class Step>
 __device__ inline void for_tiles(const Span& span, Step step) {
   __shared__ alignas(kChunkBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
-  for (std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
-       first < span.count; first += stride) {
-    const std::uint64_t left = span.count - first, position = span.position + first;
-    if (left >= kTileValues && span.aligned)
-      step(WarpTile<true>{first, span.count, position, first + stride, kTileValues, nullptr});
-    else
-      step(WarpTile<false>{first, span.count, position, first + stride,
-                           static_cast<int>(left < kTileValues ? left : kTileValues),
-                           staging[warp]});
+  const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
+  std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
+  for (; first < direct; first += stride)
+    step(WarpTile<true>{first, span.count, span.position + first, first + kTilesAhead * stride,
+                        kTileValues, nullptr});
+  for (; first < span.count; first += stride) {
+    const std::uint64_t left = span.count - first;
+    const int n = static_cast<int>(left < kTileValues ? left : kTileValues);
+    step(WarpTile<false>{first, span.count, span.position + first, span.count, n, staging[warp]});
   }
 }
 
@@ -62,7 +65,8 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 // registers of all.
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
-inline constexpr int kResidentReencoding = 2;
+template <class T>
+inline constexpr int kResidentSumming = sizeof(T) == sizeof(double) ? 1 : 2;
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
@@ -134,22 +138,23 @@ __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
 
 // The mean of the sources' values in a tile. Several are fetched before the first is added.
 template <int kVector, bool kNanBits, class Tile, class Decoder, class Real>
-__device__ inline void sum_tile(const Tile& tile, const Sources& sources, const Decoder& decoder,
-                                const Mean& mean, std::uint64_t& checksum, Real (&sums)[kPerLane]) {
+__device__ inline void mean_of_tile(const Tile& tile, const Sources& sources,
+                                    const Decoder& decoder, const Mean& mean,
+                                    std::uint64_t& checksum, Real (&sums)[kPerLane]) {
   using Fetched = typename Decoder::template Fetched<kVector>;
-  constexpr int kAhead = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
-  Fetched fetched[kAhead];
+  constexpr int kTogether = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
+  Fetched fetched[kTogether];
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
-  for (int first = 0; first < sources.count; first += kAhead) {
+  for (int first = 0; first < sources.count; first += kTogether) {
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
+    for (int j = 0; j < kTogether; ++j) {
       if (first + j >= sources.count) break;
       BodyReader in(sources.payloads[first + j], checksum);
       fetched[j] = decoder.template fetch<kVector>(tile, in);
     }
 #pragma unroll
-    for (int j = 0; j < kAhead; ++j) {
+    for (int j = 0; j < kTogether; ++j) {
       if (first + j >= sources.count) break;
       decoder.template apply<kVector, true>(fetched[j], sums);
     }
@@ -158,21 +163,21 @@ __device__ inline void sum_tile(const Tile& tile, const Sources& sources, const 
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentSumming<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   Totals totals = inspect(sources, report);
   for_tiles(span, [&](const auto& tile) {
     SumOf<T> sums[kPerLane];
-    sum_tile<kVector, true>(tile, sources, decoder, mean, totals.read, sums);
+    mean_of_tile<kVector, true>(tile, sources, decoder, mean, totals.read, sums);
     write_values<T, false>(tile, values, sums);
   });
   finish(workspace, totals, report, nullptr);
 }
 
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResidentReencoding)
+__global__ void __launch_bounds__(kThreads, kResidentSumming<float>)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {
@@ -182,7 +187,7 @@ __global__ void __launch_bounds__(kThreads, kResidentReencoding)
   BodyWriter out(seal.payload, totals.written);
   for_tiles(span, [&](const auto& tile) {
     float sums[kPerLane];
-    sum_tile<kVector, Encoder::kNanBits>(tile, sources, decoder, mean, totals.read, sums);
+    mean_of_tile<kVector, Encoder::kNanBits>(tile, sources, decoder, mean, totals.read, sums);
     if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i)

@@ -23,7 +23,7 @@ template <bool kDirectRows>
 struct WarpTile {
   static constexpr bool kDirect = kDirectRows;
   std::uint64_t first, count, position;
-  std::uint64_t ahead;  // the first value of the warp's next tile; >= count after the last
+  std::uint64_t ahead;  // the first value of a tile that this warp will read later, or >= count
   int n;
   std::byte* staging;
 };
