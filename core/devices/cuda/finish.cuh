@@ -28,7 +28,7 @@ struct Sources {
   PayloadHeader expected;
 };
 
-enum Flags : unsigned int { kFoundNonFinite = 1, kNoChecksum = 2, kOriginShift = 8 };
+enum Flags : unsigned int { kFoundNonFinite = 1, kNoChecksum = 2, kReported = 4, kOriginShift = 8 };
 
 // `read` is a checksum less the one announced, so 0 if all is well.
 struct Totals {
@@ -78,7 +78,10 @@ __device__ inline Totals inspect(const Sources& sources, Report* report) {
     const unsigned int bad = __ballot_sync(~0u, mine && (header.flags & kHasNonFinite));
     if (bad && !(totals.flags >> kOriginShift))
       totals.flags |= static_cast<unsigned int>(first + __ffs(bad)) << kOriginShift;
-    if (wrong && report) report->damaged = i + 1;
+    if (wrong && report) {
+      totals.flags |= kReported;
+      report->damaged = i + 1;
+    }
   }
   return totals;
 }
@@ -147,7 +150,8 @@ __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* 
       all.written = atomicExch(&workspace->written, 0ull);
       all.flags = atomicExch(&workspace->flags, 0u);
       workspace->done = 0;
-      if (report && all.read != 0 && !(all.flags & kNoChecksum)) report->damaged = kUnknownSource;
+      if (report && all.read != 0 && !(all.flags & (kNoChecksum | kReported)))
+        report->damaged = kUnknownSource;
     }
   }
   __syncthreads();

@@ -40,8 +40,9 @@ struct Mean {
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
-// Bodies are asked for this many tiles ahead: beside a stream of writes a read takes microseconds.
-inline constexpr int kTilesAhead = 3;
+// Bodies are asked for this many tiles ahead, since beside a stream of writes a read takes long. More
+// would only push each other out (measured: 3 tiles cost 10 %).
+inline constexpr int kTilesAhead = 1;
 
 // step(tile) for each tile that this warp has.
 template <class Step>
@@ -65,8 +66,7 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 // registers of all.
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
-template <class T>
-inline constexpr int kResidentSumming = sizeof(T) == sizeof(double) ? 1 : 2;
+inline constexpr int kResidentReencoding = 2;
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
@@ -163,7 +163,7 @@ __device__ inline void mean_of_tile(const Tile& tile, const Sources& sources,
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResidentSumming<T>)
+__global__ void __launch_bounds__(kThreads, kResident<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
@@ -177,7 +177,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSumming<T>)
 }
 
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResidentSumming<float>)
+__global__ void __launch_bounds__(kThreads, kResidentReencoding)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {

@@ -56,7 +56,8 @@ __device__ inline Chunk<kBytes> read_chunk(const std::byte* row) {
   return chunk;
 }
 
-template <int kBytes>
+// kStreaming: nobody will read it soon.
+template <bool kStreaming, int kBytes>
 __device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk, int place) {
   using Word = Access<kBytes>;
   constexpr int kWords = kBytes / sizeof(Word);
@@ -67,7 +68,11 @@ __device__ inline void write_chunk(std::byte* row, const Chunk<kBytes>& chunk, i
       word = static_cast<Word>(chunk.words[0]);
     else
       std::memcpy(&word, chunk.words + i * sizeof(Word) / 4, sizeof word);
-    reinterpret_cast<Word*>(row)[place * kWords + i] = word;
+    Word* const at = reinterpret_cast<Word*>(row) + place * kWords + i;
+    if constexpr (kStreaming)
+      __stcs(at, word);
+    else
+      *at = word;
   }
 }
 
@@ -111,8 +116,8 @@ __device__ inline Chunk<kBytes> read_row(const Tile& tile, const std::byte* row,
 template <int kBytes, class Tile>
 __device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t valid,
                                  const Chunk<kBytes>& chunk, int place) {
-  if constexpr (Tile::kDirect) return write_chunk<kBytes>(row, chunk, place);
-  write_chunk<kBytes>(tile.staging, chunk, place);
+  if constexpr (Tile::kDirect) return write_chunk<true>(row, chunk, place);
+  write_chunk<false>(tile.staging, chunk, place);
   __syncwarp();
   copy_bytes(row, tile.staging, clamp_bytes(valid, kLanes * kBytes));
   __syncwarp();
