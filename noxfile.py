@@ -46,6 +46,13 @@ def sanitize(session: nox.Session, preset: str) -> None:
 
 
 @nox.session
+def neon(session: nox.Session) -> None:
+    """Compile the core for 64-bit Arm. Needs its cross compiler (g++-aarch64-linux-gnu)."""
+    session.install("cmake>=3.28", "ninja")
+    session.run("cmake", "--workflow", "--preset", "neon")
+
+
+@nox.session
 def lint(session: nox.Session) -> None:
     """Check formatting, style and types; `nox -s lint -- --fix` mends what tools can mend."""
     install(session, "lint")

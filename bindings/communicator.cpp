@@ -102,7 +102,8 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
                              std::size_t chunk_bytes, std::size_t window,
                              const std::string& algorithm, std::uint64_t seed, bool checksum,
                              bool raise_non_finite, const std::string& label,
-                             std::optional<double> deadline, std::optional<nb::object> on_done) {
+                             std::optional<double> deadline, double predicted, double alternative,
+                             std::optional<nb::object> on_done) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
@@ -120,6 +121,8 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   call.raise_non_finite = raise_non_finite;
   if (deadline) call.deadline = Seconds(*deadline);
   call.label = label;
+  call.predicted = predicted;
+  call.alternative = alternative;
   std::function<void(std::exception_ptr)> done;
   if (on_done) {
     done = [callback = shared(*on_done)](std::exception_ptr error) {
@@ -176,6 +179,8 @@ nb::list stats_rows() {
     fields["exposed_seconds"] = row.run.exposed;
     fields["total_seconds"] = row.run.total;
     fields["latency_seconds"] = row.latency;
+    fields["predicted_seconds"] = row.predicted;
+    fields["alternative_seconds"] = row.alternative;
     fields["error_squares"] = row.run.error_squares;
     fields["squares"] = row.run.squares;
     fields["non_finite"] = row.run.non_finite;
@@ -186,7 +191,8 @@ nb::list stats_rows() {
 
 void record_plain(const std::string& label, const std::string& collective, const std::string& dtype,
                   const std::string& reason, int world_size, std::uint64_t values,
-                  std::uint64_t value_bytes, std::uint64_t bytes_sent, double seconds) {
+                  std::uint64_t value_bytes, std::uint64_t bytes_sent, double seconds,
+                  double predicted, double alternative) {
   StatsRow row;
   row.calls = 1;
   row.values = values;
@@ -194,6 +200,8 @@ void record_plain(const std::string& label, const std::string& collective, const
   row.world_size = world_size;
   row.plain = true;
   row.latency = seconds;
+  row.predicted = predicted;
+  row.alternative = alternative;
   row.run.bytes_sent = row.run.bytes_received = bytes_sent;
   process_stats().add({label, collective, "plain", "backend", dtype, reason}, row);
 }
@@ -228,7 +236,8 @@ void register_communicator(nb::module_& module) {
            nb::arg("counts") = std::vector<std::size_t>{}, nb::arg("chunk_bytes") = 0,
            nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
            nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
-           nb::arg("deadline") = nb::none(), nb::arg("on_done") = nb::none())
+           nb::arg("deadline") = nb::none(), nb::arg("predicted") = 0.0,
+           nb::arg("alternative") = 0.0, nb::arg("on_done") = nb::none())
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

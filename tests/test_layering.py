@@ -83,7 +83,9 @@ def test_no_cmake_variable_or_option_of_ours_begins_with_the_toolkits_prefix():
 
 
 def test_frontends_are_thin():
-    """They translate tensors, streams and futures: a frontend that grows does something else."""
+    """They translate tensors, streams and futures: a frontend that grows does something else. The
+    benchmark is a tool beside it."""
     for frontend in (ROOT / "frontends").iterdir():
-        lines = sum(len(p.read_text().splitlines()) for p in frontend.glob("*.py"))
+        sources = [path for path in frontend.glob("*.py") if path.name != "bench.py"]
+        lines = sum(len(path.read_text().splitlines()) for path in sources)
         assert lines < 1500, frontend.name

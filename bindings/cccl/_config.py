@@ -19,6 +19,7 @@ from .errors import ConfigError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 PLAIN = "none"
+AUTO = "auto"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
           "GB": 10**9, "GIB": 1 << 30}  # fmt: skip
 
@@ -32,10 +33,14 @@ class Config:
     """
 
     compression_type: str = "block_float8"
-    """Codec, by name or alias, or "none" to send everything plain."""
+    """Codec, by name or alias; "none" to send everything plain; or "auto": whichever is faster for
+    each collective, dtype and size, plain or one of `auto_codecs`, measured at first use."""
 
     result_type: str | None = None
     """Codec of the second leg, from a shard's owner to everyone; None: the same."""
+
+    auto_codecs: tuple[str, ...] = ("block_float8",)
+    """What "auto" may choose beside plain. No 4-bit codec unless it is named here."""
 
     block_size: int = 128
     """Values that share a scale in block_float codecs: a power of two from 32 to 1024."""
@@ -90,12 +95,12 @@ class Config:
             allowed, accepts = _RULES[field.name]
             if not accepts(value):
                 raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
-        for name in (self.compression_type, self.result_type):
+        for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
 
     def codec(self, name: str | None) -> _core.Codec | None:
         """The core's codec of that name with this configuration's options; None for plain."""
-        if name is None or name == PLAIN:
+        if name in (None, PLAIN, AUTO):
             return None
         codec = _core.make_codec(name, {})
         if "block_size" not in codec.spec:
@@ -109,12 +114,35 @@ class Config:
 
     @functools.cached_property
     def codecs(self) -> tuple[_core.Codec, _core.Codec] | None:
-        """Of the two legs; None if everything goes plain."""
+        """Of the two legs; None for "none" and "auto"."""
         first = self.codec(self.compression_type)
         if first is None:
             return None
         second = self.codec(self.result_type)
         return first, second or first
+
+    @functools.cached_property
+    def candidates(self) -> dict[str, Config]:
+        """What "auto" chooses from beside plain: of each codec, this configuration with it named;
+        empty if the compression type is another."""
+        if self.compression_type != AUTO:
+            return {}
+        names = self.auto_codecs
+        return {name: dataclasses.replace(self, compression_type=name) for name in names}
+
+    @functools.cached_property
+    def candidate_specs(self) -> str:
+        """What decides how long the candidates take; equal where they take equally long."""
+        parts = [f"chunk {self.chunk_size}, window {self.window}, {self.algorithm}"]
+        parts += [] if self.checksum else ["no checksum"]
+        for config in self.candidates.values():
+            parts.append(" -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())))
+        return "; ".join(parts)
+
+    @property
+    def compresses(self) -> bool:
+        """Whether anything may go compressed."""
+        return self.codecs is not None or bool(self.candidates)
 
     @property
     def chunk_bytes(self) -> int:
@@ -149,6 +177,22 @@ class Config:
         return cls(**{**_environment(cls), **values})
 
 
+def loaded(config: Any) -> Config:
+    """`Config.load` for settings of one call: a dict like an earlier one is read only once."""
+    if not isinstance(config, dict):
+        return Config.load(config)
+    values = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    try:
+        return _load_items(tuple((k, type(v), v) for k, v in values.items()))
+    except TypeError:  # a value that cannot be hashed, which `load` may refuse
+        return Config.load(config)
+
+
+@functools.lru_cache(maxsize=256)
+def _load_items(items: tuple[tuple[str, type, Any], ...]) -> Config:
+    return Config.load({key: value for key, _, value in items})
+
+
 def parse_bytes(value: int | str) -> int:
     """1048576, "1MiB" or "1 MB" in bytes."""
     if isinstance(value, int):
@@ -172,20 +216,23 @@ def _one_of(*names: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _is_codec(value: Any) -> bool:
-    return isinstance(value, str) and (value == PLAIN or value in _codec_names())
+    return isinstance(value, str) and value in _codec_names()
 
 
 def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
-_CODECS = ", ".join([PLAIN, *_codec_names()])
+_CODECS = ", ".join(_codec_names())
 
 # Of each field: what an error says is allowed, and the check.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "compression_type": (_CODECS, _is_codec),
-    "result_type": (f"{_CODECS.removeprefix(PLAIN + ', ')} (or leave it out)",
-                    lambda v: v is None or (v != PLAIN and _is_codec(v))),
+    "compression_type": (f"{PLAIN}, {AUTO}, {_CODECS}",
+                         lambda v: v in (PLAIN, AUTO) or _is_codec(v)),
+    "auto_codecs": (f"a list of {_CODECS.replace(', identity', '')}",
+                    lambda v: isinstance(v, tuple) and len(v) > 0
+                    and all(_is_codec(c) and c != "identity" for c in v)),
+    "result_type": (f"{_CODECS} (or leave it out)", lambda v: v is None or _is_codec(v)),
     "block_size": ("a power of two from 32 to 1024",
                    lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
     "rounding": _one_of("nearest", "stochastic"),
@@ -214,8 +261,15 @@ def _to_float(value: Any) -> Any:
     return float(value) if is_number else value
 
 
+def _to_tuple(value: Any) -> Any:
+    if isinstance(value, set):
+        return tuple(sorted(value))  # a set's order differs from rank to rank
+    return tuple(value) if isinstance(value, list) else value
+
+
 _CONVERT: dict[str, Callable[[Any], Any]] = {
-    "collective_filter": lambda v: tuple(v) if isinstance(v, list | tuple | set) else v,
+    "auto_codecs": _to_tuple,
+    "collective_filter": _to_tuple,
     "sparsity_threshold": _to_float,
     "deadline": _to_float,
 }
@@ -256,7 +310,7 @@ def _parse(variable: str, key: str, text: str) -> Any:
     """An environment variable's text as the type that its field's default has."""
     default = Config.__dataclass_fields__[key].default
     try:
-        if key == "collective_filter":
+        if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if isinstance(default, bool):
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]

@@ -17,14 +17,18 @@ def stats() -> dict[str, Any]:
     `bytes_sent` and `bytes_received` (payloads with their headers; estimated for plain rows),
     `plain_bytes` (what a plain ring would have sent), `ratio` (plain_bytes / bytes_sent),
     `encode_seconds`, `reduce_seconds`, `decode_seconds`, `exposed_seconds` (waiting for the
-    network), `latency_seconds`, `relative_error` (of the first payload encoded in each call:
+    network), `latency_seconds`, `relative_error` (of a sample of the first payload in each call:
     norm of the error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
+    Where compression_type "auto" decided: `predicted_seconds` of the way taken and
+    `alternative_seconds` of the best other one, to compare with `latency_seconds`.
     The total also has `pool_bytes`, the memory held for payloads in flight.
     """
     rows = _core.stats_rows()
     for row in rows:
         row["plain_bytes"] = plain_bytes(row["collective"], row["value_bytes"], row["world_size"])
         row["ratio"] = _ratio(row)
+        if row["plain"] and row["predicted_seconds"]:
+            row["reason"] += f" ({_expectation(row)})"
         squares, errors = row.pop("squares"), row.pop("error_squares")
         row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
@@ -66,6 +70,8 @@ def report() -> str:
         calls = row["calls"]
         busy = row["total_seconds"]
         codec = f"plain ({row['reason']})" if row["plain"] else row["codec"]
+        if row["predicted_seconds"] and not row["plain"]:
+            codec += f" (auto: {_expectation(row)})"
         lines.append((
             row["label"], row["collective"], codec, str(calls),
             f"{row['plain_bytes'] / 1e6:.2f}", f"{row['bytes_sent'] / 1e6:.2f}",
@@ -87,6 +93,14 @@ def report() -> str:
     if current_config().sparsity_threshold != 0.5:
         text.append("sparsity_threshold has no effect: this version has no sparse codec")
     return "\n".join(text)
+
+
+def _expectation(row: dict[str, Any]) -> str:
+    """What compression_type "auto" expected, per call."""
+    taken, other = (
+        1e3 * row[f"{key}_seconds"] / row["calls"] for key in ("predicted", "alternative")
+    )
+    return f"predicted {taken:.2g} ms against {other:.2g} ms"
 
 
 def _ratio(row: dict[str, Any]) -> float:

@@ -45,6 +45,11 @@ def add_commands(commands: Any) -> None:
     collective.add_argument("--window", default="auto", help="chunks between post and wait")
     collective.add_argument("--algorithm", default="auto", help="auto, two_shot or one_shot")
     collective.add_argument("--no-checksum", action="store_true", help="leave checksums out")
+    collective.add_argument(
+        "--beside-python",
+        action="store_true",
+        help="a pure-Python loop runs in the main thread during each all_reduce",
+    )
     collective.add_argument("--deadline", type=float, default=300.0, help="seconds per wait")
     collective.set_defaults(run=run_collective)
 
@@ -133,7 +138,7 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     values = values_of(numel, options.input)
     source = _cast(values, dtype)
     decoded = np.empty_like(source)
-    payload = np.empty(codec.max_encoded_bytes(numel, dtype.number), np.uint8)
+    payload = _aligned(codec.max_encoded_bytes(numel, dtype.number))
     size = 0
 
     def encode() -> None:
@@ -145,9 +150,11 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
         codec.decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
 
     encode()
-    payloads = [payload, *(payload[:size].copy() for _ in range(REDUCED - 1))]
+    payloads = [payload, *(_aligned(size) for _ in range(REDUCED - 1))]
+    for copy in payloads[1:]:
+        copy[:] = payload[:size]
     addresses = [one.ctypes.data for one in payloads]
-    summed = np.empty_like(payload)
+    summed = _aligned(payload.nbytes)
 
     def accumulate() -> None:
         codec.reduce(addresses, size, REDUCED, decoded.ctypes.data, numel, dtype.number)
@@ -215,6 +222,12 @@ def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
     rows = np.exp(generator.standard_normal(numel // 1024 + 1, np.float32))
     scale = np.repeat(rows, 1024)[:numel] * np.float32(1e-3)
     return generator.standard_normal(numel, np.float32) * scale
+
+
+def _aligned(nbytes: int) -> np.ndarray:
+    """Memory for a payload, aligned as that of the library's own pool."""
+    memory = np.empty(nbytes + 64, np.uint8)
+    return memory[-memory.ctypes.data % 64 :][:nbytes]
 
 
 def median_seconds(call: Callable[[], Any], repeats: int) -> float:

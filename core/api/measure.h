@@ -5,9 +5,10 @@
 
 namespace cccl {
 
-// Adds sum((decode(payload) - in)^2) to `error_squares` and sum(in^2) to `squares`.
-void measure_error(const Codec& codec, Bytes payload, ConstValues in, Queue& queue,
-                   double& error_squares, double& squares);
+// Encodes and decodes the first few thousand values of args.in (a sample: as many as the cache
+// holds) and adds sum((decoded - in)^2) to `error_squares` and sum(in^2) to `squares`.
+void measure_error(const Codec& codec, EncodeArgs args, Queue& queue, double& error_squares,
+                   double& squares);
 
 bool has_non_finite(ConstValues values);
 

@@ -64,7 +64,9 @@ void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, 
         {Direction::kSend, reinterpret_cast<std::byte*>(&all[me]), sizeof(Signature), to, tag});
   }
   transport.post(transfers, queue);
-  for (const auto& transfer : transfers) transport.wait({&transfer.request, 1}, queue, deadline);
+  std::vector<Request> requests;
+  for (const auto& transfer : transfers) requests.push_back(transfer.request);
+  transport.wait(requests, queue, deadline);
 
   std::string differences;
   for (std::size_t field = 0; field < Signature::kCount; ++field)

@@ -10,6 +10,9 @@
 namespace cccl {
 namespace {
 
+// Digests kept; beyond it ranks agree anew.
+constexpr std::size_t kMostAgreed = 4096;
+
 std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
   return mix(base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1));
 }
@@ -101,6 +104,8 @@ std::exception_ptr Engine::run(const CollectiveCall& call,
   row.values = call.in.count;
   row.value_bytes = call.in.bytes();
   row.world_size = transport_->size();
+  row.predicted = call.predicted;
+  row.alternative = call.alternative;
   row.run = stats;
   row.latency = std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted).count();
   process_stats().add({call.label, name_of(call.collective), codecs_of(call), algorithm,
@@ -114,6 +119,7 @@ std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t seque
   const auto digest = signature.digest();
   if (!agreed_.contains(digest)) {
     cccl::agree(signature, sequence, *transport_, *queue_, deadline, signatures_);
+    if (agreed_.size() == kMostAgreed) agreed_.clear();  // on all ranks: they agree in one order
     agreed_.insert(digest);
   }
   return digest;

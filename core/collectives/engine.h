@@ -35,6 +35,7 @@ struct CollectiveCall {
   bool raise_non_finite = false;
   std::optional<Seconds> deadline;  // of each wait; none: the communicator's
   std::string label;
+  double predicted = 0, alternative = 0;  // seconds, for the statistics
 };
 
 inline bool reduces(Collective collective) {
@@ -65,7 +66,7 @@ class Engine {
   std::unique_ptr<Queue> queue_;
   Pool pool_;
   std::vector<Signature> signatures_;         // of the last agreement
-  std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown
+  std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest
   std::uint64_t sequence_ = 0;
   mutable std::mutex mutex_;
   std::string failure_;

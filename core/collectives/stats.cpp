@@ -12,6 +12,8 @@ void Stats::add(const StatsKey& key, const StatsRow& row) {
   total.world_size = row.world_size;
   total.plain = row.plain;
   total.latency += row.latency;
+  total.predicted += row.predicted;
+  total.alternative += row.alternative;
   total.run.bytes_sent += row.run.bytes_sent;
   total.run.bytes_received += row.run.bytes_received;
   total.run.messages += row.run.messages;

@@ -22,7 +22,9 @@ struct StatsRow {
   int world_size = 0;
   bool plain = false;
   double latency = 0;  // submission to completion
-  RunStats run;        // sums over the calls
+  // Seconds that a policy expected of these calls, and of the best other way; 0 without a policy.
+  double predicted = 0, alternative = 0;
+  RunStats run;  // sums over the calls
 };
 
 class Stats {

@@ -6,9 +6,11 @@
 namespace cccl {
 namespace {
 
-// A message of this size hides its own cost (about 40 us of CPU at each end; below 32 kB that
-// takes over), and keeps the pipeline's filling and draining short.
-constexpr std::size_t kPayloadTarget = 128 * 1024;
+// A shard's payload, so its message. Each costs about 40 us of CPU at either end: below 64 kB that
+// takes over on a 1 Gbit/s link, and the faster the link, the larger. More chunks than a dozen
+// hide no more of the pipeline's filling and draining. (docs/performance.md has the measurements.)
+constexpr std::size_t kLeastPayload = 64 * 1024, kMostPayload = 512 * 1024;
+constexpr std::size_t kChunks = 12;
 // Of all shards of a chunk: memory in flight must not grow with the number of ranks.
 constexpr std::size_t kChunkTarget = 2 * 1024 * 1024;
 // What one-shot may send per rank: it saves a round trip but sends everything to everyone.
@@ -42,7 +44,9 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
     args.chunk = split ? values : values / owners;
   } else {
     // As many chunks as make a shard's payload about the target, all of one size.
-    const std::size_t target = std::min(kPayloadTarget, kChunkTarget / owners);
+    const std::size_t wanted = payload / (shards * kChunks);
+    const std::size_t target =
+        std::min(std::clamp(wanted, kLeastPayload, kMostPayload), kChunkTarget / owners);
     const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * target));
     args.chunk = (most + chunks - 1) / chunks;
   }

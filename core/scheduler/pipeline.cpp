@@ -4,6 +4,8 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "api/measure.h"
@@ -47,21 +49,26 @@ class Run {
   RunStats run() {
     {
       Stopwatch watch(stats_.total);
-      for (std::size_t step = 0; step < plan_.steps(); ++step) {
-        for (const auto& op : plan_.step(step)) execute(op);
+      for (step_ = 0; step_ < plan_.steps(); ++step_) {
+        for (const auto& op : plan_.step(step_)) execute(op);
         post();
+        sample_error();
       }
-      for (auto& requests : outstanding_) wait(requests);
+      for (auto& requests : outstanding_) await(requests);
+      wait();
     }
     return stats_;
   }
 
  private:
   void execute(const Op& op) {
+    if (op.kind != OpKind::kAwait) wait();
+    // In the first step the link is idle: what is ready leaves before more is encoded.
+    if (step_ == 0 && op.kind == OpKind::kEncode) post();
     switch (op.kind) {
       case OpKind::kReceive: return queue_transfer(Direction::kReceive, op);
       case OpKind::kSend: return queue_transfer(Direction::kSend, op);
-      case OpKind::kAwait: return wait(requests(op));
+      case OpKind::kAwait: return await(requests(op));
       case OpKind::kEncode: return encode(*job_.contribution, job_.contribution_seed, op);
       case OpKind::kPublish: return encode(*job_.result, job_.result_seed, op);
       case OpKind::kReduce: return reduce(op);
@@ -106,17 +113,24 @@ class Run {
   void post() {
     if (posted_.empty()) return;
     transport_.post(posted_, queue_);
+    std::this_thread::yield();  // ranks that share cores all begin sending before one encodes on
     for (std::size_t i = 0; i < posted_.size(); ++i) owners_[i]->push_back(posted_[i].request);
     posted_.clear();
     owners_.clear();
   }
 
-  void wait(std::vector<Request>& requests) {
-    post();
-    if (requests.empty()) return;
-    Stopwatch watch(stats_.exposed);
-    transport_.wait(requests, queue_, job_.deadline);
+  void await(std::vector<Request>& requests) {
+    awaited_.insert(awaited_.end(), requests.begin(), requests.end());
     requests.clear();
+  }
+
+  // For all awaited since the last time, in one call.
+  void wait() {
+    if (awaited_.empty()) return;
+    post();
+    Stopwatch watch(stats_.exposed);
+    transport_.wait(awaited_, queue_, job_.deadline);
+    awaited_.clear();
   }
 
   EncodeArgs encode_args(const Op& op, ConstValues in, std::uint64_t seed) const {
@@ -130,15 +144,18 @@ class Run {
   }
 
   void encode(const Codec& codec, std::uint64_t seed, const Op& op) {
-    const auto in = job_.in.part(op.values.offset, op.values.count);
-    {
-      Stopwatch watch(stats_.encode);
-      codec.encode(encode_args(op, in, seed), queue_);
-    }
-    if (!sampled_ && queue_.device().kind == DeviceKind::kCpu) {
-      sampled_ = true;
-      measure_error(codec, payload(op), in, queue_, stats_.error_squares, stats_.squares);
-    }
+    Stopwatch watch(stats_.encode);
+    const auto args = encode_args(op, job_.in.part(op.values.offset, op.values.count), seed);
+    codec.encode(args, queue_);
+    if (!sample_.first) sample_ = {&codec, args};
+  }
+
+  // Once, while the first chunk is on its way; its values are still those that were encoded.
+  void sample_error() {
+    const auto& [codec, args] = sample_;
+    if (sampled_ || !codec || queue_.device().kind != DeviceKind::kCpu) return;
+    sampled_ = true;
+    measure_error(*codec, args, queue_, stats_.error_squares, stats_.squares);
   }
 
   ReduceArgs contributions(const Op& op) {
@@ -193,7 +210,10 @@ class Run {
   std::vector<Transfer> posted_;
   std::vector<std::vector<Request>*> owners_;  // of posted_, in its order
   std::vector<Bytes> sources_;
+  std::vector<Request> awaited_;
+  std::pair<const Codec*, EncodeArgs> sample_;
   bool sampled_ = false;
+  std::size_t step_ = 0;
   RunStats stats_;
 };
 

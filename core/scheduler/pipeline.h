@@ -45,7 +45,8 @@ struct PipelineJob {
 struct RunStats {
   std::uint64_t bytes_sent = 0, bytes_received = 0, messages = 0;
   double encode = 0, reduce = 0, decode = 0, exposed = 0, total = 0;
-  // Of the first payload encoded: sum of squared errors and of squares. 0 / 0 where not sampled.
+  // Of a sample of the first payload: sum of squared errors and of squares. 0 / 0 where there is
+  // none.
   double error_squares = 0, squares = 0;
   bool non_finite = false;
   int origin = -1;  // first rank with a non-finite contribution, where known

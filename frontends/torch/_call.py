@@ -3,37 +3,55 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _core
 from .._arrays import DTYPES, DType
-from .._config import Config, current_config
-from .._stats import plain_bytes
-from ..errors import ConfigError, NotCompressedError, TransportError, UnsupportedError
-from ._groups import communicator, resolve
+from .._config import AUTO, PLAIN, Config, current_config, loaded
+from .._policy import Choice, Policy
+from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
+from ._auto import policy_of
+from ._groups import communicator, existing, resolve
+from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._work import Work
 
 _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
-_OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
-_OP_NAMES = {op: name for name, op in _OPS.items()}
+_OP_NAMES = {op: name for name, op in OPS.items()}
 _REDUCING = ("all_reduce", "reduce_scatter")
+_abandoned: list[Any] = []  # tensors of calls that were interrupted, which may still be written
 _GATHERED = ("reduce_scatter", "all_gather")
-# Dtypes that gloo moves only as bytes.
-_BYTES_TO_GLOO = {
-    getattr(torch, name)
-    for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
-    if hasattr(torch, name)
-}
 
 
-# Carries flat tensors (sparse ones as they are): (input, output, async_op) -> what c10d returns.
-Plain = Callable[[torch.Tensor, torch.Tensor, bool], Any]
+def send(
+    collective: str,
+    input: torch.Tensor,
+    output: torch.Tensor,
+    op: Any,
+    group: dist.ProcessGroup | None,
+    async_op: bool,
+    config: Any,
+    label: str,
+    src: int = 0,
+) -> Any:
+    """A collective, compressed or plain; returns a work if `async_op`."""
+    config = current_config() if config is None else loaded(config)
+    # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
+    # collective all this code is cold, and every function that is left out saves a microsecond.
+    found = existing(group)
+    if found is not None and is_simple(input) and (output is input or is_simple(output)):
+        reduction = OPS.get(op) if type(op) is str else op
+        key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
+               id(config))  # fmt: skip
+        plain = found.plain.get(key)
+        if plain is not None and (output is input or is_apart(input, output)) and plain.again():
+            if output is not input:
+                input, output = input.view(-1), output.view(-1)
+            return plain.send(input, output, group, async_op)
+    return Call(collective, input, output, op, group, config, label, src).run(async_op)
 
 
 class Call:
@@ -46,7 +64,7 @@ class Call:
         output: torch.Tensor,
         op: Any,
         group: dist.ProcessGroup | None,
-        config: Any,
+        config: Config,
         label: str,
         src: int = 0,
     ):
@@ -55,45 +73,59 @@ class Call:
             _check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
         self.input, self.output = _detached(input), _detached(output)
-        self.config = current_config() if config is None else Config.load(config)
+        self.config = config
         self.group = resolve(group)
         if self.group is None:
             return
         self.op = _reduce_op(op)
         self.size = self.group.size()
+        self.src = src
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
+        self.choice: Choice | None = None  # of compression_type auto
+        self.policy: Policy | None = None
         self._check()
 
-    def run(self, async_op: bool, plain: Plain) -> Any:
-        """Sends it compressed, or with `plain`; as c10d, returns a work if `async_op`."""
+    def like(self, input: torch.Tensor, output: torch.Tensor, config: Config, label: str) -> Call:
+        """The same collective of other tensors."""
+        return Call(self.collective, input, output, self.op, self.group, config, label, self.src)
+
+    def run(self, async_op: bool) -> Any:
+        """Sends it compressed or plain; as c10d, returns a work if `async_op`."""
         if self.group is None:
             return None
-        expected, reason = self.why_plain()
+        reason = self.decide()
         if not reason:
-            work = self.submit()
-        elif self.size == 1:
-            if not self.in_place:
-                self.output.copy_(self.input.reshape(self.output.shape))
-            self.record_plain(reason, 0.0)
-            work = Work.finished(self.output)
-        else:
-            return self._run_plain(expected, reason, plain, async_op)
-        if async_op:
-            return work
-        work.wait()
-        return None
+            return self.submit() if async_op else self.perform()
+        if self.size > 1:
+            return self._run_plain(reason, async_op)
+        if not self.in_place:
+            self.output.copy_(self.input.reshape(self.output.shape))
+        self.plainly(reason).record(0.0)
+        return Work.finished(self.output) if async_op else None
+
+    def perform(self) -> None:
+        """Sends it compressed and waits. Without a callback, for which the core's thread would have
+        to take the GIL before this one is woken."""
+        sent, received = self._staged()
+        begun = time.perf_counter()
+        work = self._start(sent, received)
+        try:
+            work.wait()
+        except Error:
+            _copy_back(received, self.output)  # NaN
+            raise
+        except BaseException:  # Ctrl-C: the core goes on
+            _abandoned.append((sent, received))
+            raise
+        _copy_back(received, self.output)
+        if self.policy is not None and self.choice is not None:
+            self.policy.observe(self.choice, time.perf_counter() - begun)
 
     def submit(self, *, future_raises: bool = True) -> Work:
         """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
-        assert self.group is not None
-        codecs = self.config.codecs
-        assert codecs is not None
-        output = self.output
-        sent, received = self._staged()
-        source, target = _real(sent), _real(received)
-        part = min(source.numel(), target.numel())
-        work = Work(output)
-        work._kept = (sent, received)  # the core has their addresses only
+        output, work = self.output, Work(self.output)
+        sent, received = work._kept = self._staged()
+        choice, policy, begun = self.choice, self.policy, time.perf_counter()
 
         # No reference to `self`: the group must not live as long as its last collective's thread.
         def finish(error: Exception | None) -> None:
@@ -102,21 +134,33 @@ class Call:
             except RuntimeError as failure:
                 error = work._failure = error or failure
             work._kept = None
+            if policy is not None and choice is not None and error is None:
+                policy.observe(choice, time.perf_counter() - begun)
             if error is not None and future_raises:
                 work._future.set_exception(error)
             else:
                 work._future.set_result(output)
 
-        work._core = communicator(self.group, self.config).core.submit(
-            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
-            _DTYPES[source.dtype].number, *codecs, average=self.op == dist.ReduceOp.AVG,
-            root=self.root, counts=[part] * self.size if self.collective in _GATHERED else [],
-            chunk_bytes=self.config.chunk_bytes, window=self.config.window_chunks,
-            algorithm=self.config.algorithm, seed=self.config.seed,
-            checksum=self.config.checksum, raise_non_finite=self.config.non_finite == "raise",
-            label=self.label, deadline=self.config.deadline, on_done=finish,
-        )  # fmt: skip
+        work._core = self._start(sent, received, on_done=finish)
         return work
+
+    def _start(self, sent: torch.Tensor, received: torch.Tensor, **end: Any) -> Any:
+        """The core's work. It has the tensors' addresses only: they must live until it is done."""
+        assert self.group is not None and self.config.codecs is not None
+        config, choice = self.config, self.choice
+        source, target = _real(sent), _real(received)
+        part = min(source.numel(), target.numel())
+        return communicator(self.group, config).core.submit(
+            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
+            _DTYPES[source.dtype].number, *self.config.codecs,
+            average=self.op == dist.ReduceOp.AVG, root=self.root,
+            counts=[part] * self.size if self.collective in _GATHERED else [],
+            chunk_bytes=config.chunk_bytes, window=config.window_chunks,
+            algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
+            raise_non_finite=config.non_finite == "raise", label=self.label,
+            deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
+            alternative=choice.alternative if choice else 0.0, **end,
+        )  # fmt: skip
 
     def _staged(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output as plain memory: themselves where they are, else copies."""
@@ -128,61 +172,62 @@ class Call:
             return sent, output
         return sent, torch.empty(output.shape, dtype=output.dtype, device="cpu")
 
-    def _run_plain(self, expected: bool, reason: str, plain: Plain, async_op: bool) -> Any:
-        self.permit_plain(expected, reason)
-        begun = time.perf_counter()
+    def _run_plain(self, reason: str, async_op: bool) -> Any:
+        plain = self.plainly(reason)
         sent, received, direct = self.input, self.output, True
         if self.input.layout is torch.strided:
             # gloo reads and writes memory, not strides: what must be copied back is waited for.
             sent, received = (staged.reshape(-1) for staged in self._staged())
             direct = received.data_ptr() == self.output.data_ptr()
-        try:
-            result = plain(sent, received, async_op and direct)
-        except RuntimeError as error:
-            moved = "gloo/transport" in str(error) or "onnection" in str(error)
-            kind = TransportError if moved else UnsupportedError
-            raise kind(
-                f"{self.collective} {self.label!r} went plain ({reason}), and the backend refused "
-                f"{self.input.dtype} with {self.op}: {error}"
-            ) from error
-        self.record_plain(reason, time.perf_counter() - begun)
+        result = plain.send(sent, received, self.group, async_op and direct)
         if direct:
             return result
         _copy_back(received.view(self.output.shape), self.output)
         return Work.finished(self.output) if async_op else None
 
-    def permit_plain(self, expected: bool, reason: str) -> None:
-        """Before the backend carries it: strict mode, and whether all ranks do the same."""
-        if not expected and self.config.strict:
-            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+    def plainly(self, reason: str) -> PlainCall:
+        """Before the backend carries it: whether all ranks do the same."""
+        call = PlainCall(self, reason)
         if self.size > 1 and self.group is not None:
-            communicator(self.group, self.config).agree({
-                "collective": self.collective,
-                "dtype": str(self.input.dtype).removeprefix("torch."),
-                "count": str(self.input.numel()),
-                "op": _OP_NAMES.get(self.op, str(self.op))
-                if self.collective in _REDUCING
-                else "none",
-                "root": str(self.root),
-                "codecs": "plain",
-            })  # fmt: skip
+            found = communicator(self.group, self.config)
+            kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
+            found.agree_once(kind, self._plain_fields)
+            if self.input.dtype is self.output.dtype:
+                found.remember((*kind, self.output.numel(), self.label, id(self.config)), call)
+        return call
 
-    def record_plain(self, reason: str, seconds: float) -> None:
-        """Counts a call that the backend carried."""
-        nbytes = self.input.numel() * self.input.element_size()
-        _core.record_plain(
-            self.label, self.collective, str(self.input.dtype).removeprefix("torch."), reason,
-            self.size, self.input.numel(), nbytes,
-            plain_bytes(self.collective, nbytes, self.size), seconds,
-        )  # fmt: skip
+    def _plain_fields(self) -> dict[str, str]:
+        op = _OP_NAMES.get(self.op, str(self.op))
+        return {
+            "collective": self.collective,
+            "dtype": str(self.input.dtype).removeprefix("torch."),
+            "count": str(self.input.numel()),
+            "op": op if self.collective in _REDUCING else "none",
+            "root": str(self.root),
+            "codecs": "plain",
+        }
 
-    def why_plain(self) -> tuple[bool, str]:
+    def decide(self) -> str:
+        """Why it goes plain; "" to compress it. Strict mode raises `NotCompressedError`."""
+        expected, reason = self._why_plain()
+        if reason and not expected and self.config.strict:
+            raise NotCompressedError(f"{self.collective} {self.label!r}: {reason}")
+        if not reason and self.config.compression_type == AUTO:
+            self.policy = policy_of(self)
+            self.choice = self.policy.choose(max(self.input.nbytes, self.output.nbytes))
+            if self.choice.codec == PLAIN:
+                return "auto: plain is faster"
+            self.config = self.config.candidates[self.choice.codec]
+        return reason
+
+    def _why_plain(self) -> tuple[bool, str]:
         """Whether that is what the configuration asks for, and the reason; "" to compress."""
         if self.size == 1:
             return True, "world size 1"
-        if self.config.codecs is None:
+        if not self.config.compresses:
             return True, "compression_type none"
-        if all(codec.name == "identity" for codec in self.config.codecs):
+        codecs = self.config.codecs
+        if codecs and all(codec.name == "identity" for codec in codecs):
             return True, "identity"
         if self.collective not in self.config.collective_filter:
             return True, "not in collective_filter"
@@ -276,16 +321,11 @@ def _copy_back(received: torch.Tensor, output: torch.Tensor) -> None:
             output.copy_(received)
 
 
-def movable(tensor: torch.Tensor) -> torch.Tensor:
-    """As bytes where gloo does not know the dtype; for collectives that only move values."""
-    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
-
-
 def _reduce_op(op: Any) -> Any:
     if isinstance(op, str):
-        if op not in _OPS:
+        if op not in OPS:
             raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
-        return _OPS[op]
+        return OPS[op]
     if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
         raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
     return op

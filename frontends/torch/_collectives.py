@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from .._config import Config
-from ._call import Call, movable
+from ._call import send
 
 
 def all_reduce(
@@ -39,10 +39,7 @@ def all_reduce(
             every rank; the tensor is then NaN.
         NotCompressedError: strict mode, and it would have gone plain.
     """
-    call = Call("all_reduce", tensor, tensor, op, group, config, label)
-    return call.run(
-        async_op, lambda _, out, later: dist.all_reduce(out, call.op, call.group, later)
-    )
+    return send("all_reduce", tensor, tensor, op, group, async_op, config, label)
 
 
 def reduce_scatter(
@@ -59,11 +56,7 @@ def reduce_scatter(
 
     `input` has world_size times the values of `output`. Else as `all_reduce`.
     """
-    call = Call("reduce_scatter", input, output, op, group, config, label)
-    plain = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-    return call.run(
-        async_op, lambda whole, out, later: plain(out, whole, call.op, call.group, later)
-    )
+    return send("reduce_scatter", input, output, op, group, async_op, config, label)
 
 
 def all_gather(
@@ -80,12 +73,7 @@ def all_gather(
     Plain unless `collective_filter` names it: weights should not lose bits unasked. `output` has
     world_size times the values of `input`. Else as `all_reduce`.
     """
-    call = Call("all_gather", input, output, "sum", group, config, label)
-    plain = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    return call.run(
-        async_op,
-        lambda part, out, later: plain(movable(out), movable(part), call.group, later),
-    )
+    return send("all_gather", input, output, "sum", group, async_op, config, label)
 
 
 def broadcast(
@@ -100,7 +88,4 @@ def broadcast(
     """Sends `tensor` of the global rank `src` to all, in place; compressed, the source too gets
     the decoded values. Plain unless `collective_filter` names it. Else as `all_reduce`.
     """
-    call = Call("broadcast", tensor, tensor, "sum", group, config, label, src)
-    return call.run(
-        async_op, lambda _, out, later: dist.broadcast(movable(out), src, call.group, later)
-    )
+    return send("broadcast", tensor, tensor, "sum", group, async_op, config, label, src)

@@ -1,6 +1,7 @@
 """DistributedDataParallel: gradients go compressed while the backward goes on."""
 
 import logging
+import time
 import weakref
 from collections.abc import Mapping
 from typing import Any
@@ -90,18 +91,24 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     buffer = bucket.buffer()
     label = f"bucket {bucket.index()}"
     call = Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
-    expected, reason = call.why_plain()
+    reason = call.decide()
     if not reason:
         return state.submit(call)
-    call.permit_plain(expected, reason)
-    call.record_plain(reason, 0.0)
+    plain = call.plainly(reason)
     if call.size == 1:
+        plain.record(0.0)
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(buffer)
         return done
+    begun = time.perf_counter()
+
+    def finish(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
+        plain.record(time.perf_counter() - begun)
+        return future.value()[0]
+
     # As DDP without a hook, bit by bit: scaled first, so that half precision does not overflow.
-    plain = dist.all_reduce(buffer.mul_(1.0 / call.size), group=call.group, async_op=True)
-    return plain.get_future().then(lambda future: future.value()[0])
+    work = dist.all_reduce(buffer.mul_(1.0 / call.size), group=call.group, async_op=True)
+    return work.get_future().then(finish)
 
 
 def compress(
@@ -145,7 +152,7 @@ def attach(config: Config) -> None:
     """From `cccl.configure` on: DDP models without a hook get ours in their first forward pass."""
     global _watcher
     _stop_watching()
-    if config.attach_ddp and config.codecs and "all_reduce" in config.collective_filter:
+    if config.attach_ddp and config.compresses and "all_reduce" in config.collective_filter:
         _watcher = register_module_forward_pre_hook(_attach_to)
 
 

@@ -7,14 +7,21 @@ import ctypes
 import os
 import threading
 import weakref
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _core
 from .._config import Config
+from .._policy import Policy
 from ..errors import ClosedError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ._plain import PlainCall
+
+_MOST_KEPT = 1024
 
 
 class GroupCommunicator:
@@ -24,18 +31,34 @@ class GroupCommunicator:
         from ._gloo import GlooTransport  # needs a torch that is built with distributed support
 
         self.generation = generation
-        self._agreed: set[tuple[str, ...]] = set()
+        self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
+        self.plain: dict[Any, PlainCall] = {}  # calls that went plain, as `remember` was told
+        self._agreed: set[Any] = set()  # their kinds, which all ranks have compared
         transport = GlooTransport(group, generation, deadline)
         self.core = _core.Communicator(
             _core.external_transport(transport.rank, transport.size, transport), deadline
         )
 
     def agree(self, fields: dict[str, str]) -> None:
-        """Compares a call that goes plain with all ranks, at its first use; `MismatchError`."""
-        key = tuple(fields.values())
-        if key not in self._agreed:
-            self.core.agree(fields).wait()
-            self._agreed.add(key)
+        """Compares what this rank is about to do with all ranks; `MismatchError`."""
+        self.core.agree(fields).wait()
+
+    def agree_once(self, kind: Any, fields: Callable[[], dict[str, str]]) -> None:
+        """Compares a call that goes plain at the first use of its kind. Ranks make the same calls,
+        so they forget kinds, where there are too many, at the same one."""
+        if kind in self._agreed:
+            return
+        self.agree(fields())
+        if len(self._agreed) == _MOST_KEPT:
+            self._agreed.clear()
+            self.plain.clear()
+        self._agreed.add(kind)
+
+    def remember(self, key: Any, call: PlainCall) -> None:
+        """Keeps a call whose kind was agreed."""
+        if len(self.plain) == _MOST_KEPT:
+            self.plain.clear()
+        self.plain[key] = call
 
 
 _communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()
@@ -58,6 +81,15 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if group == dist.GroupMember.NON_GROUP_MEMBER else group
 
 
+def existing(group: Any) -> GroupCommunicator | None:
+    """The open communicator of a group that has one."""
+    if not _communicators:
+        return None
+    group = dist.group.WORLD if group is None else group
+    found = _communicators.get(group) if isinstance(group, dist.ProcessGroup) else None
+    return None if found is None or found.core.closed else found
+
+
 def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
     """Of `group`. Raises `ClosedError` after a failure, until `recover` is called."""
     if group in _left_behind:
@@ -68,7 +100,7 @@ def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
     with _lock:
         found = _communicators.get(group)
         if found is None:
-            deadline = config.deadline or _timeout_of(group)
+            deadline = config.deadline or timeout_of(group)
             found = _communicators[group] = GroupCommunicator(group, 0, deadline)
     closed = found.core.closed
     if closed:
@@ -89,7 +121,7 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
     group = resolve(group)
     if group is None:
         return
-    limit = deadline or _timeout_of(group)
+    limit = deadline or timeout_of(group)
     with _lock:
         old = _communicators.get(group)
         fresh = GroupCommunicator(group, old.generation + 1 if old else 1, limit)
@@ -98,7 +130,8 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
     fresh.agree({"collective": "recover"})
 
 
-def _timeout_of(group: dist.ProcessGroup) -> float:
+def timeout_of(group: dist.ProcessGroup) -> float:
+    """Seconds that its collectives may take."""
     for device in ("cpu", "cuda"):
         try:
             options = group._get_backend(torch.device(device)).options

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from .. import bench
-from .._config import PLAIN, Config
+from .._config import Config
 from .._stats import plain_bytes, reset_stats, stats
 from ..errors import ConfigError
 from . import all_gather, all_reduce, broadcast, reduce_scatter
@@ -64,7 +64,7 @@ def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[st
     gradient = torch.from_numpy(bench.values_of(numel, options.input, seed=rank)).to(dtype)
     if options.input:  # the same file on every rank: shift it, or the ranks would agree
         gradient = gradient.roll(rank * (numel // world))
-    case = _Case(options.collective, gradient, config)
+    case = _Case(options.collective, gradient, config, options.beside_python)
 
     plain_seconds, _ = _time(case, case.plain, options.repeats)
     case.compressed()
@@ -76,7 +76,7 @@ def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[st
     values = baseline_bytes / gradient.element_size()
     return {
         "collective": options.collective,
-        "codec": PLAIN if config.codecs is None else config.codecs[0].name,
+        "codec": config.compression_type if config.codecs is None else config.codecs[0].name,
         "world_size": world,
         "numel": numel,
         "dtype": options.dtype,
@@ -96,9 +96,13 @@ def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[st
 class _Case:
     """The tensors of one measurement. `numel` counts the values of the whole tensor."""
 
-    def __init__(self, collective: str, gradient: torch.Tensor, config: Config):
+    def __init__(
+        self, collective: str, gradient: torch.Tensor, config: Config, beside_python: bool
+    ):
         world, rank = dist.get_world_size(), dist.get_rank()
-        self.collective, self.config = collective, config
+        self.collective, self.config, self.beside_python = collective, config, beside_python
+        if beside_python and collective != "all_reduce":
+            raise ConfigError("--beside-python measures all_reduce only")
         self.whole = gradient[: gradient.numel() // world * world] if self._split else gradient
         part = self.whole.numel() // world
         if self._split and part == 0:
@@ -116,7 +120,9 @@ class _Case:
         return self.collective in ("reduce_scatter", "all_gather")
 
     def plain(self) -> None:
-        if self.collective == "all_reduce":
+        if self.beside_python:
+            self._loop_until_done(dist.all_reduce(self.input, async_op=True))
+        elif self.collective == "all_reduce":
             dist.all_reduce(self.input)
         elif self.collective == "broadcast":
             dist.broadcast(self.input, 0)
@@ -128,7 +134,9 @@ class _Case:
             call(self.output, self.input)
 
     def compressed(self) -> None:
-        if self.collective == "all_reduce":
+        if self.beside_python:
+            self._loop_until_done(all_reduce(self.input, config=self.config, async_op=True))
+        elif self.collective == "all_reduce":
             all_reduce(self.input, config=self.config)
         elif self.collective == "broadcast":
             broadcast(self.input, 0, config=self.config)
@@ -136,6 +144,14 @@ class _Case:
             reduce_scatter(self.output, self.input, config=self.config)
         else:
             all_gather(self.output, self.input, config=self.config)
+
+    @staticmethod
+    def _loop_until_done(work: Any) -> None:
+        """Training code that holds the GIL whenever it can."""
+        turns = 0
+        while turns % 1000 or not work.is_completed():
+            turns += 1
+        work.wait()
 
     def restore(self) -> None:
         self.input.copy_(self.original)

@@ -83,6 +83,27 @@ def test_memory_is_flat_over_hundreds_of_collectives(ranks):
         assert after <= 1.01 * before
 
 
+def _changing(compression):
+    config = cccl.Config(compression_type=compression)
+    memory = gradient(dist.get_rank(), 20_000, torch.float32)
+
+    def run(first, last):
+        for numel in range(first, last):
+            cccl.torch.all_reduce(memory[:numel], config=config)
+
+    run(1000, 2500)  # fills what is kept
+    before = _resident()
+    run(2500, 7500)
+    return before, _resident()
+
+
+@pytest.mark.parametrize("compression", ["block_float8", "none"])
+def test_memory_is_flat_over_thousands_of_sizes(own_ranks, compression):
+    """F056: 5,000 collectives, each of a size never seen before."""
+    for before, after in own_ranks(2)(_changing, compression):
+        assert after - before < 1 << 20
+
+
 def _bounded():
     small, large = torch.ones(MILLION), torch.ones(16 * MILLION)
     config = {"compression_type": "block_float8", "chunk_size": 1 << 20}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 
 import torch
@@ -42,3 +43,26 @@ def test_giving_up_reaches_the_others_even_if_the_next_rank_is_dead(own_ranks):
     text, seconds = found[0]
     assert "rank 1 gave up" in text and "rank 2" in text
     assert seconds < 15
+
+
+def _intervals():
+    """Python's switch interval before, during and after transfers, and after one that failed."""
+    rank, usual = dist.get_rank(), sys.getswitchinterval()
+    transport = GlooTransport(dist.group.WORLD, 0, 30.0)
+    _KEPT.append(transport)
+    memory = torch.zeros(2, 8, dtype=torch.uint8)
+    transfers = [(sends, memory[int(sends)].data_ptr(), 8, 1 - rank, 7) for sends in (True, False)]
+    requests = transport.post(transfers)
+    during = sys.getswitchinterval()
+    transport.wait(requests, 30.0)
+    after = sys.getswitchinterval()
+    transport.post(transfers[1:])
+    transport.abort("enough")
+    return usual, during, after, sys.getswitchinterval()
+
+
+def test_the_gil_changes_hands_fast_only_while_transfers_are_under_way(own_ranks):
+    """Training code that is busy in Python must not keep messages waiting."""
+    for usual, during, after, failed in own_ranks(2)(_intervals, seconds=60):
+        assert during < usual / 10
+        assert after == failed == usual

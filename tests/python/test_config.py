@@ -57,6 +57,7 @@ def test_a_key_like_no_other_is_refused_with_all_names():
 
 BAD = {
     "compression_type": ["block_float9", "", None, 8, "NONE"],
+    "auto_codecs": [[], "block_float8", ["none"], ["auto"], ["identity"], ["zip"], [8]],
     "result_type": ["none", "zip", 4],
     "block_size": [0, 31, 33, 16, 2048, -128, 128.0, "128", True],
     "rounding": ["up", None, "Nearest"],
@@ -229,3 +230,18 @@ def test_a_broken_toml_file_is_called_that(tmp_path):
     (tmp_path / "broken.toml").write_text("compression_type = ")
     with pytest.raises(cccl.ConfigError, match="no valid TOML"):
         cccl.configure(tmp_path / "broken.toml")
+
+
+def test_auto_chooses_among_safe_codecs_unless_told_otherwise():
+    config = cccl.Config(compression_type="auto")
+    assert list(config.candidates) == ["block_float8"]
+    assert config.compresses and config.codecs is None
+    named = cccl.Config.load({"compression_type": "auto", "auto_codecs": ["block_float4"]})
+    assert named.candidates["block_float4"].codecs[0].name == "block_float4"
+    assert cccl.Config().candidates == {}
+
+
+def test_auto_codecs_come_from_the_environment_too(monkeypatch):
+    monkeypatch.setenv("CCCL_COMPRESSION_TYPE", "auto")
+    monkeypatch.setenv("CCCL_AUTO_CODECS", "block_float8, block_float4")
+    assert list(cccl.Config.load(None).candidates) == ["block_float8", "block_float4"]

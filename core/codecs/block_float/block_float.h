@@ -48,12 +48,16 @@ constexpr std::size_t body_bytes(std::size_t n, int bits, std::size_t block) {
   return code_bytes(n, bits) + 2 * ((n + block - 1) / block);
 }
 
-// The scale as bfloat16 bits, rounded up so that no code clips, and small enough that
-// 2^(bits-1) x scale stays finite. `magnitude` is finite.
+// The largest scale whose product with 2^(bits-1) is finite, as bfloat16 bits.
+constexpr std::uint32_t largest_scale(int bits) {
+  return 0x7F7Fu - (static_cast<std::uint32_t>(bits - 1) << 7);
+}
+
+// The scale as bfloat16 bits, rounded up so that no code clips, up to the largest. `magnitude` is
+// finite.
 constexpr std::uint16_t scale_bits(float magnitude, int bits) {
   const std::uint32_t up = (std::bit_cast<std::uint32_t>(magnitude) + 0xFFFFu) >> 16;
-  const std::uint32_t largest = 0x7F7Fu - (static_cast<std::uint32_t>(bits - 1) << 7);
-  return static_cast<std::uint16_t>(up < largest ? up : largest);
+  return static_cast<std::uint16_t>(up < largest_scale(bits) ? up : largest_scale(bits));
 }
 
 constexpr float scale_value(std::uint16_t bits) {

@@ -21,7 +21,8 @@ constexpr float kRound = 0x1.8p23f;  // adding it rounds to an integer, nearest 
 // what lies `ahead` of n bytes. Behind the last tile it asks in vain, which does no harm.
 inline void prefetch(const void* at, std::size_t n, std::size_t ahead) {
   const auto next = reinterpret_cast<std::uintptr_t>(at) + ahead;
-  for (std::size_t i = 0; i < n; i += 64) __builtin_prefetch(reinterpret_cast<const void*>(next + i));
+  for (std::size_t i = 0; i < n; i += 64)
+    __builtin_prefetch(reinterpret_cast<const void*>(next + i));
 }
 
 [[gnu::always_inline]] inline void find_extremes(const float* __restrict x, std::size_t blocks,
@@ -64,8 +65,9 @@ inline void find_scales(const Extremes& found, std::size_t blocks, float by_extr
   }
 }
 
-// codes = round(x / scale) + 2^(bits-1), limited to what `bits` can say.
-template <int kBits, bool kLifted = true>
+// codes = round(x / scale) + 2^(bits-1), limited to what `bits` can say. `kUsual`: no lift, and a
+// scale that its limit has not made too small for the extreme, whose code then is 0 or more.
+template <int kBits, bool kUsual>
 [[gnu::always_inline]] inline void quantise_nearest(const float* __restrict x, std::size_t n,
                                                     float lift, float inverse,
                                                     std::uint8_t* __restrict codes) {
@@ -73,9 +75,9 @@ template <int kBits, bool kLifted = true>
   constexpr std::int32_t kLowest = std::bit_cast<std::int32_t>(kRound) - kHalf;
   constexpr std::int32_t kHighest = kLowest + 2 * kHalf - 1;
   for (std::size_t i = 0; i < n; ++i) {
-    const float lifted = kLifted ? x[i] * lift : x[i];
+    const float lifted = kUsual ? x[i] : x[i] * lift;
     auto code = std::bit_cast<std::int32_t>(lifted * inverse + kRound);
-    code = code < kLowest ? kLowest : code;
+    if (!kUsual) code = code < kLowest ? kLowest : code;
     code = code > kHighest ? kHighest : code;
     codes[i] = static_cast<std::uint8_t>(code - kLowest);
   }
@@ -164,10 +166,10 @@ template <int kBits>
     const std::size_t at = b * block;
     prefetch(x + at, block * sizeof *x, kTile * sizeof *x);
     if (!rounding.stochastic) {
-      if (lift == 1)
-        quantise_nearest<kBits, false>(x + at, block, lift, inverse, codes + at);
+      if (lift == 1 && (scales.bits[b] & 0x7FFFu) < largest_scale(kBits))
+        quantise_nearest<kBits, true>(x + at, block, lift, inverse, codes + at);
       else
-        quantise_nearest<kBits>(x + at, block, lift, inverse, codes + at);
+        quantise_nearest<kBits, false>(x + at, block, lift, inverse, codes + at);
       continue;
     }
     // Split where the position's upper half changes.
@@ -208,7 +210,7 @@ inline void encode_searched(const float* x, std::size_t blocks, std::size_t bloc
     const float weight = extreme > 0x1p-120f ? 1.0f / extreme : 0x1p120f;
     const auto search = [&](const Scales& scale, std::uint8_t* out) {
       std::int8_t levels[kMaxBlock];
-      quantise_nearest<8>(values, block, scale.lift[b], scale.inverse[b], out);
+      quantise_nearest<8, false>(values, block, scale.lift[b], scale.inverse[b], out);
       nearest_normal4(out, block);
       normal4_levels(out, block, levels);
       return squared_error(values, block, scale_value(scale.bits[b]), weight, levels);

@@ -1,0 +1,91 @@
+"""`compression_type: auto` over a process group: measures for the policy, keeps one per kind."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .._config import PLAIN
+from .._policy import Policy
+from ..errors import DeadlineError, TransportError
+from ._groups import communicator, timeout_of
+from ._plain import BACKEND
+
+if TYPE_CHECKING:
+    from ._call import Call
+
+_LABEL = "auto: measuring"
+
+
+class Probe:
+    """Times collectives like one call's on scratch tensors; see `cccl._policy.Probe`."""
+
+    def __init__(self, call: Call):
+        self._call = call
+        self._seconds = call.config.deadline or timeout_of(call.group)
+        self._numel = 0
+
+    def measure(self, name: str, nbytes: int) -> float:
+        """Seconds of one collective of `nbytes`, plain or with the codec `name`."""
+        self._prepare(nbytes)
+        begun = time.perf_counter()
+        if name == PLAIN:
+            self._plain(self._call.collective, self._input, self._output, self._call.op)
+        else:
+            config = self._call.config.candidates[name]
+            self._call.like(self._input, self._output, config, _LABEL).perform()
+        return time.perf_counter() - begun
+
+    def slowest(self, values: list[float]) -> list[float]:
+        """The largest of each value over all ranks."""
+        tensor = torch.tensor(values, dtype=torch.float64)
+        self._plain("all_reduce", tensor, tensor, dist.ReduceOp.MAX)
+        found: list[float] = tensor.tolist()
+        return found
+
+    def _plain(self, collective: str, input: torch.Tensor, output: torch.Tensor, op: Any) -> None:
+        try:
+            work = BACKEND[collective](input, output, op, self._call.src, self._call.group, True)
+            work.wait(timedelta(seconds=self._seconds))
+        except RuntimeError as error:
+            late = "imed out" in str(error) or "imeout" in str(error)
+            kind = DeadlineError if late else TransportError
+            text = f"measuring for compression_type 'auto': {error}"
+            communicator(self._call.group, self._call.config).core.abort(text)
+            raise kind(text) from error
+
+    def _prepare(self, nbytes: int) -> None:
+        """Tensors with the same values for every measurement: a sum in place would grow."""
+        size, dtype, collective = self._call.size, self._call.input.dtype, self._call.collective
+        numel = max(1, nbytes // dtype.itemsize // size) * size
+        if numel != self._numel:
+            self._numel = numel
+            self._values = torch.linspace(-1, 1, numel).to(dtype)
+            whole = self._values.clone()
+            part = whole[: numel // size]
+            self._input = part.clone() if collective == "all_gather" else whole
+            self._output = part.clone() if collective == "reduce_scatter" else whole
+        self._input.copy_(self._values[: self._input.numel()])
+
+
+def policy_of(call: Call) -> Policy:
+    """Of a call's kind; all ranks of the group measure at its first use."""
+    assert call.group is not None
+    found, config = communicator(call.group, call.config), call.config
+    key = call.collective, call.input.dtype, config.candidate_specs
+    policy = found.policies.get(key)
+    if policy is None:
+        found.agree({
+            "collective": call.collective,
+            "dtype": str(call.input.dtype).removeprefix("torch."),
+            "plan": "auto",
+            "codecs": config.candidate_specs,
+        })  # fmt: skip
+        policy = found.policies[key] = Policy(tuple(config.candidates), Probe(call))
+    elif policy.due:
+        policy.review(Probe(call))
+    return policy

@@ -1,0 +1,137 @@
+"""Collectives that go plain: the backend's own calls, and what is known of those made before."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .._stats import plain_bytes
+from ..errors import TransportError, UnsupportedError
+
+if TYPE_CHECKING:
+    from ._call import Call
+
+OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
+# Dtypes that gloo moves only as bytes.
+_BYTES_TO_GLOO = {
+    getattr(torch, name)
+    for name in ("int16", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
+    if hasattr(torch, name)
+}
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes where gloo does not know the dtype; for collectives that only move values."""
+    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
+
+
+def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:
+    if output.is_complex():
+        return dist.all_reduce(output, op, group, later)
+    # What dist.all_reduce does for other tensors, in half of the time.
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, later
+    work = (group or dist.group.WORLD).allreduce([output], options)
+    if later:
+        return work
+    work.wait()
+    return None
+
+
+def _reduce_scatter(
+    input: torch.Tensor, output: torch.Tensor, op: Any, _: int, group: Any, later: bool
+) -> Any:
+    call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+    return call(output, input, op, group, later)
+
+
+def _all_gather(
+    input: torch.Tensor, output: torch.Tensor, _: Any, __: int, group: Any, later: bool
+) -> Any:
+    call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+    return call(_movable(output), _movable(input), group, later)
+
+
+def _broadcast(_: Any, output: torch.Tensor, __: Any, src: int, group: Any, later: bool) -> Any:
+    return dist.broadcast(_movable(output), src, group, later)
+
+
+# (input, output, op, src, group, async_op) -> what c10d returns; flat or sparse tensors.
+BACKEND = {
+    "all_reduce": _all_reduce,
+    "reduce_scatter": _reduce_scatter,
+    "all_gather": _all_gather,
+    "broadcast": _broadcast,
+}
+
+
+class PlainCall:
+    """How a call goes plain: all but its tensors and its group, which it must not keep alive."""
+
+    def __init__(self, call: Call, reason: str):
+        self.reason, self.config = reason, call.config
+        self._collective, self._label, self._op, self._src = (
+            call.collective, call.label, call.op, call.src
+        )  # fmt: skip
+        self._backend = BACKEND[call.collective]
+        self._choice, self._policy = call.choice, call.policy
+        self._table = call.policy.table if call.policy else None
+        self._times = (
+            (call.choice.predicted, call.choice.alternative) if call.choice else (0.0, 0.0)
+        )
+        numel, nbytes = call.input.numel(), call.input.numel() * call.input.element_size()
+        dtype = str(call.input.dtype).removeprefix("torch.")
+        self._row = (call.label, call.collective, dtype, reason, call.size, numel, nbytes,
+                     plain_bytes(call.collective, nbytes, call.size))  # fmt: skip
+
+    def again(self) -> bool:
+        """Whether a like call is decided alike."""
+        if self._policy is None or self._choice is None or self._table is None:
+            return True
+        return self._policy.again(self._choice, self._table)
+
+    def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
+        """Has the backend carry it; returns what c10d returns."""
+        begun = time.perf_counter()
+        try:
+            result = self._backend(input, output, self._op, self._src, group, async_op)
+        except RuntimeError as error:
+            moved = "gloo/transport" in str(error) or "onnection" in str(error)
+            kind = TransportError if moved else UnsupportedError
+            raise kind(
+                f"{self._collective} {self._label!r} went plain ({self.reason}), and the backend "
+                f"refused {input.dtype} with {self._op}: {error}"
+            ) from error
+        self.record(time.perf_counter() - begun, whole=not async_op)
+        return result
+
+    def record(self, seconds: float, *, whole: bool = True) -> None:
+        """Counts a call; `whole`: it has ended, and did not just begin."""
+        _core.record_plain(*self._row, seconds, *self._times)
+        if whole and self._policy is not None and self._choice is not None:
+            self._policy.observe(self._choice, seconds)
+
+
+def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two contiguous tensors share no memory."""
+    a: int = one.data_ptr()
+    b: int = other.data_ptr()
+    return a + int(one.nbytes) <= b or b + int(other.nbytes) <= a
+
+
+def is_simple(tensor: Any) -> bool:
+    """Whether the backend can take a tensor as it is, without a look at anything else of it."""
+    simple: bool = (
+        type(tensor) is torch.Tensor
+        and tensor.is_cpu
+        and tensor.layout is torch.strided
+        and not tensor.requires_grad
+        and tensor.is_contiguous()
+        and not (tensor.is_conj() or tensor.is_neg())
+        and tensor.data_ptr() != 0
+    )
+    return simple
