@@ -40,8 +40,8 @@ struct Mean {
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
-// Bodies are asked for this many tiles ahead, since beside a stream of writes a read takes long. More
-// would only push each other out (measured: 3 tiles cost 10 %).
+// Bodies are asked for this many tiles ahead, since beside a stream of writes a read takes long.
+// More would only push each other out (measured: 3 tiles cost 10 %).
 inline constexpr int kTilesAhead = 1;
 
 // step(tile) for each tile that this warp has.
@@ -66,7 +66,6 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 // registers of all.
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
-inline constexpr int kResidentReencoding = 2;
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
@@ -177,7 +176,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 }
 
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResidentReencoding)
+__global__ void __launch_bounds__(kThreads, kResident<float>)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {
