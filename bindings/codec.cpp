@@ -143,7 +143,7 @@ void register_codec(nb::module_& module) {
              return codec.max_encoded_bytes(count, DType{dtype});
            })
       .def("error_bound", error_bound)
-      .def("encode", encode, "in"_a, "count"_a, "dtype"_a, "out"_a, "out_bytes"_a, "position"_a,
+      .def("encode", encode, "values"_a, "count"_a, "dtype"_a, "out"_a, "out_bytes"_a, "position"_a,
            "seed"_a, "checksum"_a, queue, no_gil)
       .def("decode", decode, "payload"_a, "bytes"_a, "out"_a, "count"_a, "dtype"_a, queue, no_gil)
       .def("reduce", reduce, "payloads"_a, "bytes"_a, "divisor"_a, "out"_a, "count"_a, "dtype"_a,
