@@ -12,6 +12,7 @@ namespace nb = nanobind;
 void register_errors(nb::module_& module);
 void register_codec(nb::module_& module);
 void register_communicator(nb::module_& module);
+void register_cuda(nb::module_& module);
 
 // Throws the C++ twin of a Python exception that a callback raised. Needs the GIL.
 [[noreturn]] void throw_core_error(nb::python_error& error);

@@ -5,27 +5,39 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
 #include <vector>
 
 #include "api/codec.h"
 #include "bindings.h"
 #include "devices/cpu/isa.h"
 #include "devices/cpu/queue.h"
+#include "devices/cuda/device.h"
 
 namespace cccl::python {
 namespace {
 
+// The calls below take the queue of a CUDA device, or none for arrays on the CPU.
+class QueueOr {
+ public:
+  explicit QueueOr(Queue* queue) : queue_(queue ? *queue : cpu_) {}
+  operator Queue&() { return queue_; }
+
+ private:
+  CpuQueue cpu_;
+  Queue& queue_;
+};
+
 std::size_t encode(const Codec& codec, std::uintptr_t in, std::size_t count, std::uint8_t dtype,
                    std::uintptr_t out, std::size_t out_bytes, std::uint64_t position,
-                   std::uint64_t seed, bool checksum) {
-  CpuQueue queue;
+                   std::uint64_t seed, bool checksum, Queue* queue) {
   EncodeArgs args;
   args.in = values_at(in, count, dtype);
   args.position = position;
   args.seed = seed;
   args.checksum = checksum;
   args.out = {reinterpret_cast<std::byte*>(out), out_bytes};
-  return codec.encode(args, queue);
+  return codec.encode(args, QueueOr(queue));
 }
 
 Bytes bytes_at(std::uintptr_t address, std::size_t bytes) {
@@ -33,24 +45,23 @@ Bytes bytes_at(std::uintptr_t address, std::size_t bytes) {
 }
 
 void decode(const Codec& codec, std::uintptr_t payload, std::size_t bytes, std::uintptr_t out,
-            std::size_t count, std::uint8_t dtype) {
-  CpuQueue queue;
-  codec.decode(bytes_at(payload, bytes), mutable_values_at(out, count, dtype), queue);
+            std::size_t count, std::uint8_t dtype, Queue* queue) {
+  codec.decode(bytes_at(payload, bytes), mutable_values_at(out, count, dtype), QueueOr(queue));
 }
 
 void reduce(const Codec& codec, const std::vector<std::uintptr_t>& payloads, std::size_t bytes,
-            double divisor, std::uintptr_t out, std::size_t count, std::uint8_t dtype) {
-  CpuQueue queue;
+            double divisor, std::uintptr_t out, std::size_t count, std::uint8_t dtype,
+            Queue* queue) {
   std::vector<Bytes> sources;
   for (const auto payload : payloads) sources.push_back(bytes_at(payload, bytes));
-  codec.reduce({sources, divisor}, mutable_values_at(out, count, dtype), queue);
+  codec.reduce({sources, divisor}, mutable_values_at(out, count, dtype), QueueOr(queue));
 }
 
 std::size_t reduce_encode(const Codec& codec, const std::vector<std::uintptr_t>& payloads,
                           std::size_t bytes, double divisor, const Codec& second,
                           std::uintptr_t out, std::size_t out_bytes, std::size_t count,
-                          std::uint8_t dtype, std::uint64_t position, std::uint64_t seed) {
-  CpuQueue queue;
+                          std::uint8_t dtype, std::uint64_t position, std::uint64_t seed,
+                          Queue* queue) {
   std::vector<Bytes> sources;
   for (const auto payload : payloads) sources.push_back(bytes_at(payload, bytes));
   EncodeArgs args;
@@ -58,7 +69,7 @@ std::size_t reduce_encode(const Codec& codec, const std::vector<std::uintptr_t>&
   args.position = position;
   args.seed = seed;
   args.out = {reinterpret_cast<std::byte*>(out), out_bytes};
-  return codec.reduce_encode({sources, divisor}, second, args, queue);
+  return codec.reduce_encode({sources, divisor}, second, args, QueueOr(queue));
 }
 
 std::vector<double> error_bound(const Codec& codec, std::uintptr_t in, std::size_t count,
@@ -68,8 +79,17 @@ std::vector<double> error_bound(const Codec& codec, std::uintptr_t in, std::size
   return bound;
 }
 
-nb::dict header_of(std::uintptr_t payload, std::size_t bytes) {
-  const auto header = open_payload(bytes_at(payload, bytes));
+// Of a payload on a device the header alone is looked at, in a copy: decoding checks the body.
+PayloadHeader open(std::uintptr_t payload, std::size_t bytes, Queue* queue) {
+  if (!queue) return open_payload(bytes_at(payload, bytes));
+  std::byte head[sizeof(PayloadHeader)];
+  const auto first = std::min(bytes, sizeof head);
+  if (first) cuda::copy_to_host(bytes_at(payload, bytes).data(), {head, first}, *queue);
+  return open_header({head, first}, bytes);
+}
+
+nb::dict header_of(std::uintptr_t payload, std::size_t bytes, Queue* queue) {
+  const auto header = open(payload, bytes, queue);
   nb::dict fields;
   fields["codec"] = codec_of(header)->info().name;
   fields["dtype"] = header.dtype;
@@ -107,7 +127,9 @@ nb::dict describe(const nb::ndarray<nb::ro>& array) {
 }  // namespace
 
 void register_codec(nb::module_& module) {
+  using namespace nb::literals;
   const nb::call_guard<nb::gil_scoped_release> no_gil;
+  const auto queue = "queue"_a.none() = nb::none();
   nb::class_<Codec>(module, "Codec")
       .def_prop_ro("name", [](const Codec& codec) { return codec.info().name; })
       .def_prop_ro("lossless", [](const Codec& codec) { return codec.info().lossless; })
@@ -121,22 +143,32 @@ void register_codec(nb::module_& module) {
              return codec.max_encoded_bytes(count, DType{dtype});
            })
       .def("error_bound", error_bound)
-      .def("encode", encode, no_gil)
-      .def("decode", decode, no_gil)
-      .def("reduce", reduce, no_gil)
-      .def("reduce_encode", reduce_encode, no_gil);
+      .def("encode", encode, "values"_a, "count"_a, "dtype"_a, "out"_a, "out_bytes"_a, "position"_a,
+           "seed"_a, "checksum"_a, queue, no_gil)
+      .def("decode", decode, "payload"_a, "bytes"_a, "out"_a, "count"_a, "dtype"_a, queue, no_gil)
+      .def("reduce", reduce, "payloads"_a, "bytes"_a, "divisor"_a, "out"_a, "count"_a, "dtype"_a,
+           queue, no_gil)
+      .def("reduce_encode", reduce_encode, "payloads"_a, "bytes"_a, "divisor"_a, "second"_a,
+           "out"_a, "out_bytes"_a, "count"_a, "dtype"_a, "position"_a, "seed"_a, queue, no_gil);
   module.def("make_codec", [](const std::string& name, const Options& options) {
     return std::const_pointer_cast<Codec>(make_codec(name, options));
   });
-  module.def("codec_of", [](std::uintptr_t payload, std::size_t bytes) {
-    return std::const_pointer_cast<Codec>(codec_of(open_payload(bytes_at(payload, bytes))));
+  module.def("codec_on_cuda", [](std::shared_ptr<Codec> codec) {
+    return std::const_pointer_cast<Codec>(codec_on(DeviceKind::kCuda, std::move(codec)));
   });
+  module.def(
+      "codec_of",
+      [](std::uintptr_t payload, std::size_t bytes, Queue* on) {
+        const auto kind = on ? on->device().kind : DeviceKind::kCpu;
+        return std::const_pointer_cast<Codec>(codec_on(kind, codec_of(open(payload, bytes, on))));
+      },
+      "payload"_a, "bytes"_a, queue);
   module.def("codec_names", [] {
     std::map<std::string, std::vector<std::string>> names;
     for (const auto* entry : registered_codecs()) names[entry->info.name] = entry->info.aliases;
     return names;
   });
-  module.def("header_of", header_of);
+  module.def("header_of", header_of, "payload"_a, "bytes"_a, queue);
   module.def("describe", describe);
   module.def("dtypes", [] {
     nb::dict numbers;

@@ -10,6 +10,7 @@ namespace {
 const char* python_name(const std::exception& error) {
   if (dynamic_cast<const ConfigError*>(&error)) return "ConfigError";
   if (dynamic_cast<const UnsupportedError*>(&error)) return "UnsupportedError";
+  if (dynamic_cast<const DeviceError*>(&error)) return "DeviceError";
   if (dynamic_cast<const CorruptPayloadError*>(&error)) return "CorruptPayloadError";
   if (dynamic_cast<const MismatchError*>(&error)) return "MismatchError";
   if (dynamic_cast<const NonFiniteError*>(&error)) return "NonFiniteError";

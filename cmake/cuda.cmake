@@ -1,5 +1,4 @@
-# Decides CCCLIB_HAVE_CUDA from CCCLIB_CUDA and what the machine has. No part needs CUDA yet: the
-# codecs' .cu files and the NCCL transport will; the switch and its errors are here for them.
+# Decides CCCLIB_HAVE_CUDA from CCCLIB_CUDA and what the machine has, and enables the language.
 set(CCCLIB_HAVE_CUDA OFF)
 if(NOT CCCLIB_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "CCCLIB_CUDA = '${CCCLIB_CUDA}'; allowed: AUTO, ON, OFF")
@@ -19,5 +18,11 @@ if(NOT CCCLIB_CUDA STREQUAL "OFF")
       "CCCLIB_CUDA=${CCCLIB_CUDA}, CUDACXX='$ENV{CUDACXX}': no working CUDA compiler. Put nvcc on "
       "PATH, set CUDACXX to it, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
   endif()
+endif()
+if(CCCLIB_HAVE_CUDA)
+  # Machine code for A100 and H100/H200, and PTX from which the driver makes that of later ones.
+  set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures to compile for")
+  enable_language(CUDA)
+  find_package(CUDAToolkit REQUIRED)
 endif()
 message(STATUS "CUDA compiler: ${CCCLIB_HAVE_CUDA} (CCCLIB_CUDA=${CCCLIB_CUDA})")

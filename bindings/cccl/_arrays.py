@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from . import _core
+from . import _core, _cuda
 from .errors import UnsupportedError
 
 _NUMBERS: dict[str, tuple[int, int, bool]] = _core.dtypes()
@@ -29,13 +29,16 @@ DTYPES_BY_NUMBER = {dtype.number: dtype for dtype in DTYPES.values()}
 
 
 class Array(NamedTuple):
-    """A contiguous CPU array. `owner` keeps the memory alive."""
+    """A contiguous array. `owner` keeps the memory alive; `queue` is the caller's current stream
+    on its device, None on a CPU."""
 
     owner: Any
     address: int
     shape: tuple[int, ...]
     numel: int
     dtype: DType
+    device: str = "cpu"
+    queue: _core.Queue | None = None
 
 
 def dtype_named(name: str) -> DType:
@@ -47,7 +50,7 @@ def dtype_named(name: str) -> DType:
 
 
 def describe(array: Any, *, writable: bool = False) -> Array:
-    """`array` (NumPy, or anything with DLPack on a CPU) without a copy.
+    """`array` (NumPy, anything with DLPack on a CPU, torch or CuPy on CUDA) without a copy.
 
     Raises `UnsupportedError` for another device, an unknown dtype or, where it must be written,
     an array that is not contiguous or read-only. A non-contiguous input is copied.
@@ -56,6 +59,8 @@ def describe(array: Any, *, writable: bool = False) -> Array:
         array = array.detach()
     if isinstance(array, np.ndarray):
         return _describe_numpy(array, writable)
+    if _cuda.holds(array):
+        return _describe_cuda(array, writable)
     if writable and _is_read_only(array):
         raise UnsupportedError("the output array is read-only")
     try:
@@ -66,8 +71,8 @@ def describe(array: Any, *, writable: bool = False) -> Array:
         ) from error
     if fields["device_type"] != _DLPACK_CPU:
         raise UnsupportedError(
-            f"the array is on DLPack device type {fields['device_type']}; this build has CPU "
-            "codecs only: copy it to the CPU first"
+            f"the array is on DLPack device type {fields['device_type']}: codecs take arrays on a "
+            "CPU, and those of torch and CuPy on CUDA (torch.from_dlpack(array) makes one)"
         )
     kind = _DLPACK_KINDS.get(fields["dtype_code"])
     name = "bool" if kind == "bool" else f"{kind}{fields['dtype_bits']}"
@@ -81,6 +86,18 @@ def describe(array: Any, *, writable: bool = False) -> Array:
     if _product(shape) and not fields["address"]:
         raise UnsupportedError(f"{type(array).__name__} has no memory behind it")
     return Array(fields["owner"], fields["address"], shape, _product(shape), DTYPES[name])
+
+
+def _describe_cuda(array: Any, writable: bool) -> Array:
+    dense = _cuda.contiguous(array)
+    address, shape, name, device = _cuda.fields_of(dense)
+    if writable and dense is not array and address != _cuda.fields_of(array)[0]:
+        raise UnsupportedError("the output array is not contiguous; pass a contiguous one")
+    if name not in DTYPES:
+        raise UnsupportedError(f"dtype {name} is not supported; known: {', '.join(DTYPES)}")
+    queue = _cuda.current_queue(_cuda.framework_of(array), device)
+    count = _product(shape)
+    return Array(dense, address, shape, count, DTYPES[name], f"cuda:{device}", queue)
 
 
 def _is_read_only(array: Any) -> bool:
@@ -103,8 +120,10 @@ def _describe_numpy(array: np.ndarray, writable: bool) -> Array:
     return Array(array, array.ctypes.data, array.shape, array.size, DTYPES[name])
 
 
-def empty(shape: tuple[int, ...], dtype: DType, like: str = "numpy") -> Any:
-    """A new array. `like` is "numpy" or "torch"; bfloat16 needs torch or ml_dtypes."""
+def empty(shape: tuple[int, ...], dtype: DType, like: str = "numpy", device: str = "cpu") -> Any:
+    """A new array. `like` is "numpy", "torch" or "cupy"; bfloat16 needs torch or ml_dtypes."""
+    if device != "cpu":
+        return _cuda.empty(shape, dtype.name, like, _cuda.device_number(device))
     if like == "torch":
         import torch
 

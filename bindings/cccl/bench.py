@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _core
+from . import _arrays, _bench_cuda, _core
 from ._config import COLLECTIVES, PLAIN, Config
 from .errors import ConfigError, UnsupportedError
 
@@ -32,6 +32,7 @@ def add_commands(commands: Any) -> None:
         epilog="example: python -m cccl bench codec --codec block_float4",
     )
     codec.add_argument("--isa", default="auto", help="auto, baseline, avx2 or avx512")
+    codec.add_argument("--peers", action="store_true", help="other libraries' codecs too (CUDA)")
     codec.set_defaults(run=run_codec)
 
     collective = kinds.add_parser(
@@ -60,10 +61,13 @@ def add_commands(commands: Any) -> None:
             default=["block_float8", "block_float4"],
             help="names or aliases, or 'all'",
         )
-        command.add_argument("--device", default="cpu", help="cpu")
+        command.add_argument("--device", default="cpu", help="cpu, or cuda for codecs")
         command.add_argument("--dtype", default="float32", help="of the values")
         command.add_argument(
-            "--numel", type=int, nargs="+", help="values (default: 4194304, or those of --input)"
+            "--numel",
+            type=int,
+            nargs="+",
+            help="values (default: 4194304 or those of --input; on CUDA 1 MiB to 1 GiB)",
         )
         command.add_argument("--input", type=Path, help="gradients: .npy, or all arrays of a .npz")
         command.add_argument("--block-size", type=int, default=128)
@@ -76,9 +80,14 @@ def add_commands(commands: Any) -> None:
 def run_codec(options: argparse.Namespace) -> None:
     """`bench codec`."""
     _core.force_isa(options.isa)
-    for name in codecs_of(options):
+    measure = measure_on_cuda if options.device == "cuda" else measure_codec
+    for name in codecs_of(options, ("cpu", "cuda")):
         for numel in options.numel:
-            emit(measure_codec(name, numel, options), options.json)
+            emit(measure(name, numel, options), options.json)
+    if options.peers:
+        for numel in options.numel:
+            for row in _bench_cuda.peers(options, numel, values_of(1 << 22, options.input)):
+                emit(row, options.json)
 
 
 def run_collective(options: argparse.Namespace) -> None:
@@ -92,10 +101,14 @@ def run_collective(options: argparse.Namespace) -> None:
     module.run(options)
 
 
-def codecs_of(options: argparse.Namespace) -> list[str]:
+def codecs_of(options: argparse.Namespace, devices: tuple[str, ...] = ("cpu",)) -> list[str]:
     """The codecs asked for. Refuses devices and sizes that cannot be measured."""
-    if options.device != "cpu":
-        raise UnsupportedError(f"device {options.device!r}: this version has CPU codecs only")
+    if options.device not in devices:
+        raise UnsupportedError(f"device {options.device!r}; allowed: {' or '.join(devices)}")
+    if options.device == "cuda":
+        _bench_cuda.torch_or_error()
+    if options.numel is None and options.device == "cuda":
+        options.numel = [size // _floating(options.dtype).size for size in _bench_cuda.SIZES]
     if options.numel is None:
         options.numel = [1 << 22 if options.input is None else _load(options.input).size]
     if min(options.numel) < 1 or options.repeats < 1:
@@ -121,26 +134,23 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     added up; reduce: of the sum of 4 payloads, decoded, added, divided and encoded in one pass;
     copy: memcpy, bytes copied.
     """
-    if name == PLAIN:
-        raise ConfigError("codec = 'none'; 'identity' measures the path without compression")
-    codec = config_of(name, options).codecs
-    assert codec is not None
+    codec = _codec_of(name, options)
     dtype = _floating(options.dtype)
     values = values_of(numel, options.input)
     cast = _cast(values, dtype)
     source = _aligned(cast.nbytes).view(cast.dtype)
     source[:] = cast
     decoded = np.empty_like(source)
-    payload = _aligned(codec[0].max_encoded_bytes(numel, dtype.number))
+    payload = _aligned(codec.max_encoded_bytes(numel, dtype.number))
     size = 0
 
     def encode() -> None:
         nonlocal size
-        size = codec[0].encode(source.ctypes.data, numel, dtype.number, payload.ctypes.data,
+        size = codec.encode(source.ctypes.data, numel, dtype.number, payload.ctypes.data,
                                payload.nbytes, 0, 0, True)  # fmt: skip
 
     def decode() -> None:
-        codec[0].decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
+        codec.decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
 
     encode()
     payloads = [payload, *(_aligned(size) for _ in range(REDUCED - 1))]
@@ -150,10 +160,10 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     summed = _aligned(payload.nbytes)
 
     def accumulate() -> None:
-        codec[0].reduce(addresses, size, REDUCED, decoded.ctypes.data, numel, dtype.number)
+        codec.reduce(addresses, size, REDUCED, decoded.ctypes.data, numel, dtype.number)
 
     def reduce() -> None:
-        codec[0].reduce_encode(addresses, size, REDUCED, codec[0], summed.ctypes.data,
+        codec.reduce_encode(addresses, size, REDUCED, codec, summed.ctypes.data,
                                summed.nbytes, numel, dtype.number, 0, 0)  # fmt: skip
 
     nbytes = numel * dtype.size
@@ -168,17 +178,41 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     exact, found = _as_float64(source, dtype), _as_float64(decoded, dtype)
     power = float(np.square(exact).sum())
     return {
-        "codec": codec[0].name,
-        "device": "cpu",
+        **_settings(codec, numel, options),
         "isa": _core.current_isa(),
+        "bits_per_element": 8 * size / numel,
+        "nmse": float(np.square(found - exact).sum()) / power if power else 0.0,
+        **{key: nbytes / value / 1e9 for key, value in seconds.items()},
+    }
+
+
+def measure_on_cuda(name: str, numel: int, options: argparse.Namespace) -> dict[str, Any]:
+    """The same on a CUDA device, with sums of several payloads, beside the device's copy."""
+    codec = _codec_of(name, options)
+    values = values_of(min(numel, 1 << 22), options.input)
+    measured = _bench_cuda.measure_codec(
+        codec, numel, _floating(options.dtype), values, options.repeats
+    )
+    return {**_settings(codec, numel, options), **measured}
+
+
+def _codec_of(name: str, options: argparse.Namespace) -> _core.Codec:
+    if name == PLAIN:
+        raise ConfigError("codec = 'none'; 'identity' measures the path without compression")
+    codecs = config_of(name, options).codecs
+    assert codecs is not None
+    return codecs[0]
+
+
+def _settings(codec: _core.Codec, numel: int, options: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "codec": codec.name,
+        "device": options.device,
         "dtype": options.dtype,
         "numel": numel,
         "block_size": options.block_size,
         "rounding": options.rounding,
         "level": options.level,
-        "bits_per_element": 8 * size / numel,
-        "nmse": float(np.square(found - exact).sum()) / power if power else 0.0,
-        **{key: nbytes / value / 1e9 for key, value in seconds.items()},
     }
 
 

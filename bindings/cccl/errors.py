@@ -13,6 +13,10 @@ class UnsupportedError(Error, TypeError):
     """A dtype, device or layout that this call cannot handle; raised before anything is sent."""
 
 
+class DeviceError(Error, RuntimeError):
+    """A call of a device's runtime failed; the message names call, device and reason."""
+
+
 class CorruptPayloadError(Error, ValueError):
     """Bytes that are not a whole, intact payload of the expected kind."""
 

@@ -112,6 +112,9 @@ std::vector<const CodecEntry*> registered_codecs();
 // By name or alias. Throws ConfigError with the nearest names.
 std::shared_ptr<const Codec> make_codec(const std::string& name, const Options& options = {});
 
+// The same codec for arrays on a device of that kind. Throws UnsupportedError where there is none.
+std::shared_ptr<const Codec> codec_on(DeviceKind kind, std::shared_ptr<const Codec> codec);
+
 // The codec that decodes a payload with this header. Throws CorruptPayloadError.
 std::shared_ptr<const Codec> codec_of(const PayloadHeader& header);
 

@@ -23,6 +23,12 @@ class UnsupportedError : public Error {
   using Error::Error;
 };
 
+// A call of the device's runtime failed; the message names the call, the device and the reason.
+class DeviceError : public Error {
+ public:
+  using Error::Error;
+};
+
 // Bytes that are not a whole, intact payload of the expected kind.
 class CorruptPayloadError : public Error {
  public:

@@ -1,6 +1,8 @@
 // The header in front of every payload, and its checks. docs/FORMAT.md is the specification.
 #pragma once
 
+#include <array>
+#include <bit>
 #include <cstddef>
 #include <cstdint>
 
@@ -37,6 +39,14 @@ struct PayloadHeader {
 };
 static_assert(sizeof(PayloadHeader) == 64);
 
+// The checksum of the bytes in front of `header_check`.
+constexpr std::uint64_t header_check(const PayloadHeader& header) {
+  const auto words = std::bit_cast<std::array<std::uint32_t, 16>>(header);
+  std::uint64_t sum = 0;
+  for (std::uint32_t i = 0; i < 14; ++i) sum += std::uint64_t{words[i]} * (2 * i + 1);
+  return sum;
+}
+
 // Position-weighted sum of 32-bit words, modulo 2^64: associative, so any number of threads may
 // share it, and every change of a single word is seen. `bytes` begin at word `first` of the whole.
 std::uint64_t checksum(Bytes bytes, std::uint64_t first = 0);
@@ -46,6 +56,10 @@ void write_header(MutableBytes payload, PayloadHeader header);
 
 // The same, after taking the body's checksum where that is wanted.
 void seal_payload(MutableBytes payload, PayloadHeader header, bool with_checksum);
+
+// The header in `head`, the first bytes of a payload of `bytes` in all, after all checks but that
+// of the body's checksum. Throws CorruptPayloadError that names what is wrong.
+PayloadHeader open_header(Bytes head, std::size_t bytes);
 
 // The header of `payload` after all checks: magic, version, lengths, header check and, where
 // present and wanted, the body's checksum. Throws CorruptPayloadError that names what is wrong.

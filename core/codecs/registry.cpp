@@ -8,6 +8,31 @@ namespace cccl {
 #include "codec_list.inc"
 #undef CCCLIB_CODEC
 
+// Of the folders that have a .cu file in this build.
+#define CCCLIB_CODEC(folder) \
+  std::shared_ptr<const Codec> folder##_on_cuda(std::shared_ptr<const Codec> codec);
+#include "device_codec_list.inc"
+#undef CCCLIB_CODEC
+
+namespace {
+
+bool holds(std::span<const CodecEntry> entries, const Codec& codec) {
+  return std::ranges::any_of(entries,
+                             [&](const auto& entry) { return entry.info.id == codec.info().id; });
+}
+
+}  // namespace
+
+std::shared_ptr<const Codec> codec_on(DeviceKind kind, std::shared_ptr<const Codec> codec) {
+  if (kind == DeviceKind::kCpu) return codec;
+#define CCCLIB_CODEC(folder) \
+  if (holds(folder##_codecs(), *codec)) return folder##_on_cuda(std::move(codec));
+#include "device_codec_list.inc"
+#undef CCCLIB_CODEC
+  throw UnsupportedError(std::string("codec '") + codec->info().name +
+                         "' has no CUDA build; rebuild with CCCLIB_CUDA=ON");
+}
+
 std::vector<const CodecEntry*> registered_codecs() {
   std::vector<const CodecEntry*> all;
 #define CCCLIB_CODEC(folder) \

@@ -29,17 +29,52 @@ _OPTION_SETS: tuple[dict[str, Any], ...] = (
 
 
 class Case(NamedTuple):
-    """A codec and its options, as a test parameter."""
+    """A codec, its options and its device, as a test parameter."""
 
     name: str
     options: dict[str, Any]
+    device: str = "cpu"
 
     @property
     def core(self) -> Any:
-        return _core.make_codec(self.name, self.options)
+        core = _core.make_codec(self.name, self.options)
+        return core if self.device == "cpu" else OnCuda(core)
+
+    def on(self, device: str) -> Case:
+        return self._replace(device=device)
 
     def __str__(self) -> str:
-        return "-".join([self.name, *(f"{k}={v}" for k, v in self.options.items())])
+        where = [] if self.device == "cpu" else [self.device]
+        return "-".join([self.name, *(f"{k}={v}" for k, v in self.options.items()), *where])
+
+
+class OnCuda:
+    """A codec on the first CUDA device. Calls wait for the device, and raise what it found."""
+
+    def __init__(self, core: Any):
+        self.codec = _core.codec_on_cuda(core)
+        self.queue = _core.cuda_queue(0, 0)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.codec, name)
+
+    def _call(self, name: str, *arguments: Any) -> Any:
+        plain = [getattr(a, "codec", a) for a in arguments]
+        result = getattr(self.codec, name)(*plain, self.queue)
+        self.queue.synchronize()
+        return result
+
+    def encode(self, *arguments: Any) -> int:
+        return self._call("encode", *arguments)
+
+    def decode(self, *arguments: Any) -> None:
+        self._call("decode", *arguments)
+
+    def reduce(self, *arguments: Any) -> None:
+        self._call("reduce", *arguments)
+
+    def reduce_encode(self, *arguments: Any) -> int:
+        return self._call("reduce_encode", *arguments)
 
 
 def _takes(name: str, options: dict[str, Any]) -> bool:
@@ -50,8 +85,10 @@ def _takes(name: str, options: dict[str, Any]) -> bool:
     return True
 
 
+DEVICES = ("cpu", "cuda") if _core.cuda_device_count() else ("cpu",)
 CASES = [
-    Case(name, options)
+    Case(name, options, device)
+    for device in DEVICES
     for name in cccl.codec_names()
     for options in _OPTION_SETS
     if _takes(name, options)
@@ -94,6 +131,35 @@ def narrow(values: np.ndarray, dtype: str) -> np.ndarray:
         return np.where(np.isnan(single), np.uint16(0x7FC0), rounded).astype(np.uint16)
 
 
+class _GuardedOnCuda:
+    """The same on the first CUDA device."""
+
+    def __init__(self, nbytes: int, offset: int = 0, content: bytes = b""):
+        self._queue = _core.cuda_queue(0, 0)
+        self._host = _Guarded(nbytes, offset, content)
+        self._memory = _core.DeviceMemory(0, self._host.memory.nbytes)
+        self.nbytes, self.address = nbytes, self._memory.address + self._host.first
+        _core.write_device(self._memory.address, self._host.memory.tobytes(), self._queue)
+
+    def _read(self) -> _Guarded:
+        held = _core.read_device(self._memory.address, self._memory.bytes, self._queue)
+        self._host.memory = np.frombuffer(held, np.uint8)
+        return self._host
+
+    @property
+    def bytes(self) -> np.ndarray:
+        return self._read().bytes
+
+    def check(self) -> None:
+        self._read().check()
+
+
+def guarded(core: Any, nbytes: int, offset: int = 0, content: bytes = b"") -> Any:
+    """Where `core` works: `nbytes` bytes of memory between guards."""
+    kind = _GuardedOnCuda if isinstance(core, OnCuda) else _Guarded
+    return kind(nbytes, offset, content)
+
+
 class _Guarded:
     """Memory at a chosen misalignment whose surroundings must stay as they are."""
 
@@ -121,8 +187,8 @@ def encode(
     core: Any, raw: np.ndarray, dtype: str, *, seed: int = 0, position: int = 0, offset: int = 0
 ) -> bytes:
     number = DTYPES[dtype][0]
-    source = _Guarded(raw.nbytes, offset, raw.tobytes())
-    out = _Guarded(core.max_encoded_bytes(raw.size, number), offset)
+    source = guarded(core, raw.nbytes, offset, raw.tobytes())
+    out = guarded(core, core.max_encoded_bytes(raw.size, number), offset)
     size = core.encode(
         source.address, raw.size, number, out.address, out.nbytes, position, seed, True
     )
@@ -133,8 +199,8 @@ def encode(
 
 def decode(core: Any, payload: bytes, count: int, dtype: str, *, offset: int = 0) -> np.ndarray:
     number, size, _ = DTYPES[dtype]
-    source = _Guarded(len(payload), offset, payload)
-    out = _Guarded(count * size, offset)
+    source = guarded(core, len(payload), offset, payload)
+    out = guarded(core, count * size, offset)
     core.decode(source.address, len(payload), out.address, count, number)
     out.check()
     return np.frombuffer(out.bytes.tobytes(), storage(dtype))
@@ -146,8 +212,8 @@ def round_trip(core: Any, raw: np.ndarray, dtype: str, **where: int) -> np.ndarr
 
 def reduce(core: Any, payloads: list[bytes], divisor: float, count: int, dtype: str) -> np.ndarray:
     number, size, _ = DTYPES[dtype]
-    sources = [_Guarded(len(p), 0, p) for p in payloads]
-    out = _Guarded(count * size)
+    sources = [guarded(core, len(p), 0, p) for p in payloads]
+    out = guarded(core, count * size)
     core.reduce([s.address for s in sources], len(payloads[0]), divisor, out.address, count, number)
     out.check()
     return np.frombuffer(out.bytes.tobytes(), storage(dtype))
@@ -158,8 +224,8 @@ def reduce_encode(
     *, seed: int = 0, position: int = 0,
 ) -> bytes:  # fmt: skip
     number = DTYPES[dtype][0]
-    sources = [_Guarded(len(p), 0, p) for p in payloads]
-    out = _Guarded(second.max_encoded_bytes(count, number))
+    sources = [guarded(core, len(p), 0, p) for p in payloads]
+    out = guarded(core, second.max_encoded_bytes(count, number))
     size = core.reduce_encode(
         [s.address for s in sources], len(payloads[0]), divisor, second, out.address, out.nbytes,
         count, number, position, seed,

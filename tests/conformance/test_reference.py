@@ -107,7 +107,14 @@ def test_a_shards_result_is_encoded_once_from_the_unrounded_mean(
         _model(second, dtype), mean, DTYPES[dtype][0], seed=seed, position=position
     )
     found = reduce_encode(
-        case.core, second.core, payloads, float(world), count, dtype, seed=seed, position=position
+        case.core,
+        second.on(case.device).core,
+        payloads,
+        float(world),
+        count,
+        dtype,
+        seed=seed,
+        position=position,
     )
     assert found[64:] == expected[64:]
 

@@ -49,7 +49,7 @@ def test_bench_codec_reads_gradients_from_a_file(tmp_path, capsys):
     ("arguments", "text"),
     [
         (["--codec", "zip"], "zip"),
-        (["--device", "cuda"], "CPU"),
+        (["--device", "tpu"], "cpu or cuda"),
         (["--dtype", "int32"], "int32"),
         (["--numel", "0"], "numel"),
         (["--input", "missing.npy"], "missing.npy"),

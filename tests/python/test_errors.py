@@ -15,6 +15,7 @@ PARENTS = {
     "MismatchError": (cccl.Error,),
     "TransportError": (cccl.Error,),
     "DeadlineError": (cccl.TransportError, TimeoutError),
+    "DeviceError": (cccl.Error, RuntimeError),
     "PeerAbortedError": (cccl.TransportError,),
     "ClosedError": (cccl.TransportError,),
     "NonFiniteError": (cccl.Error, ArithmeticError),

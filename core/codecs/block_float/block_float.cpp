@@ -42,13 +42,6 @@ const BlockKernels& kernels(int bits) {
   return pick(all)[bits == kWidths[0] ? 0 : 1];
 }
 
-struct Settings {
-  int bits = 8;
-  std::size_t block = kDefaultBlock;
-  bool stochastic = false, search = false;
-  std::uint8_t codebook = kLinear;
-};
-
 class BlockFloat final : public TileCodec {
  public:
   BlockFloat(const CodecInfo& info, const Settings& settings)
@@ -61,6 +54,7 @@ class BlockFloat final : public TileCodec {
   }
 
   std::size_t granularity() const override { return settings_.block; }
+  const Settings& settings() const { return settings_; }
 
   void error_bound(ConstValues in, std::span<double> bound) const override;
 
@@ -197,6 +191,10 @@ const CodecEntry kEntries[] = {
 };
 
 }  // namespace
+
+const Settings& block_float::settings_of(const Codec& codec) {
+  return dynamic_cast<const BlockFloat&>(codec).settings();
+}
 
 std::span<const CodecEntry> block_float_codecs() { return kEntries; }
 

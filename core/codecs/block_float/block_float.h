@@ -1,9 +1,12 @@
-// The numbers of the block_float format that every device shares. FORMAT.md is the specification.
+// The numbers of the block_float format that every device shares, CUDA code too: so functions are
+// constexpr. FORMAT.md is the specification.
 #pragma once
 
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+
+#include "api/codec.h"
 
 namespace cccl::block_float {
 
@@ -25,6 +28,16 @@ inline constexpr std::uint8_t kNormal4Cuts[15] = {16,  41,  59,  74,  88,  101, 
 // all but 3 %, max(E * kReachExtreme, O * kReachOpposite), and a smaller one, kClip times that.
 inline constexpr float kReachExtreme = 1.0f / 127, kReachOpposite = 0.97f / 107, kClip = 0.92f;
 
+struct Settings {
+  int bits = 8;
+  std::size_t block = kDefaultBlock;
+  bool stochastic = false, search = false;
+  std::uint8_t codebook = kLinear;
+};
+
+// Of a block_float codec on a CPU.
+const Settings& settings_of(const Codec& codec);
+
 inline constexpr std::uint16_t kNanScale = 0x7FC0;
 
 constexpr std::size_t code_bytes(std::size_t n, int bits) {
@@ -42,12 +55,12 @@ constexpr std::uint32_t largest_scale(int bits) {
 
 // The scale as bfloat16 bits, rounded up so that no code clips, up to the largest. `magnitude` is
 // finite.
-inline std::uint16_t scale_bits(float magnitude, int bits) {
+constexpr std::uint16_t scale_bits(float magnitude, int bits) {
   const std::uint32_t up = (std::bit_cast<std::uint32_t>(magnitude) + 0xFFFFu) >> 16;
   return static_cast<std::uint16_t>(up < largest_scale(bits) ? up : largest_scale(bits));
 }
 
-inline float scale_value(std::uint16_t bits) {
+constexpr float scale_value(std::uint16_t bits) {
   return std::bit_cast<float>(std::uint32_t{bits} << 16);
 }
 
@@ -56,7 +69,7 @@ inline constexpr float kTiny = 0x1p-100f, kLift = 0x1p64f;
 
 // Random bits of a value at `position` of its tensor: mix(mix(low ^ seed_low) + random_key), with
 // C. Wellons' lowbias32.
-inline std::uint32_t mix(std::uint32_t x) {
+constexpr std::uint32_t mix(std::uint32_t x) {
   x ^= x >> 16;
   x *= 0x7FEB352Du;
   x ^= x >> 15;
@@ -65,7 +78,7 @@ inline std::uint32_t mix(std::uint32_t x) {
 }
 
 // What the upper halves of seed and position contribute.
-inline std::uint32_t random_key(std::uint64_t position, std::uint64_t seed) {
+constexpr std::uint32_t random_key(std::uint64_t position, std::uint64_t seed) {
   const auto high = static_cast<std::uint32_t>(position >> 32);
   return mix(static_cast<std::uint32_t>(seed >> 32) + 0x9E3779B9u * (high + 1));
 }

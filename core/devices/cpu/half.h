@@ -1,4 +1,5 @@
-// Branch-free conversions that compilers vectorise on every instruction set.
+// Branch-free conversions that compilers vectorise on every instruction set, and that CUDA code can
+// call.
 // After F. Giesen, "float->half variants" (public domain).
 #pragma once
 
@@ -7,7 +8,7 @@
 
 namespace cccl {
 
-inline float half_to_float(std::uint16_t h) {
+constexpr float half_to_float(std::uint16_t h) {
   const std::uint32_t magnitude = std::uint32_t{h & 0x7FFFu} << 13;
   const float scaled = std::bit_cast<float>(magnitude) * 0x1p112f;  // exact, denormals included
   const std::uint32_t special = (h & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0u;
@@ -15,7 +16,7 @@ inline float half_to_float(std::uint16_t h) {
                               (std::uint32_t{h & 0x8000u} << 16));
 }
 
-inline std::uint16_t float_to_half(float value) {
+constexpr std::uint16_t float_to_half(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = bits & 0x80000000u, a = bits ^ sign;
   const std::uint32_t special = a > 0x7F800000u ? 0x7E00u : 0x7C00u;
@@ -26,11 +27,11 @@ inline std::uint16_t float_to_half(float value) {
   return static_cast<std::uint16_t>(half | (sign >> 16));
 }
 
-inline float bfloat_to_float(std::uint16_t b) {
+constexpr float bfloat_to_float(std::uint16_t b) {
   return std::bit_cast<float>(std::uint32_t{b} << 16);
 }
 
-inline std::uint16_t float_to_bfloat(float value) {
+constexpr std::uint16_t float_to_bfloat(float value) {
   const std::uint32_t bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t rounded = (bits + 0x7FFFu + ((bits >> 16) & 1)) >> 16;
   const std::uint32_t quiet = (bits >> 16) | 0x40u;

@@ -38,6 +38,10 @@ class TileCodec : public Codec {
   std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
                             Queue& queue) const override;
 
+  // The header of a payload of these values, but for what the values decide. Throws if they cannot
+  // be encoded.
+  PayloadHeader header_for(const EncodeArgs& args) const;
+
  protected:
   virtual std::size_t body_bytes(std::size_t n, DType dtype) const = 0;
   virtual void write_params(std::uint8_t (&)[4]) const {}
@@ -60,7 +64,6 @@ class TileCodec : public Codec {
   // The header, after checks that this very codec made it, of values like `out`.
   PayloadHeader open(Bytes payload, std::size_t count, DType dtype,
                      bool with_checksum = true) const;
-  PayloadHeader header_for(const EncodeArgs& args) const;
 
  private:
   template <class Real>

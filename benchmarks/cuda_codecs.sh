@@ -1,0 +1,40 @@
+#!/usr/bin/env bash
+# On a machine with a CUDA device: builds the package, runs the tests of the codecs on the device,
+# the same under compute-sanitizer, and the benchmark. Results go to OUT (default: cuda-results).
+#
+#   benchmarks/cuda_codecs.sh [build] [test] [sanitize] [bench]      (default: all of them)
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out=${OUT:-cuda-results}
+steps=${*:-build test sanitize bench}
+mkdir -p "$out"
+status=0
+
+step() {  # step NAME COMMAND...: runs it if NAME was asked for, with its output in a log
+  local name=$1
+  shift
+  case " $steps " in *" ${name%%-*} "*) ;; *) return ;; esac
+  local begun=$SECONDS
+  if "$@" >"$out/$name.log" 2>&1; then echo "$name: ok, $((SECONDS - begun)) s"
+  else status=1; echo "$name: FAILED, $((SECONDS - begun)) s"; tail -n 40 "$out/$name.log"; fi
+}
+
+pytest() { (cd tests && python3 -m pytest -q -p no:cacheprovider ${PYTEST_ARGS:-} "$@"); }
+
+sanitize() {  # sanitize TOOL: on a part of the suite, since it takes ten to a hundred times as long
+  (cd tests && compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
+    python3 -m pytest -q -x -p no:cacheprovider conformance/test_cuda.py -k every_kernel)
+}
+
+bench() { python3 -m cccl bench codec --device cuda --json "$@"; }
+
+step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON .
+step test-conformance pytest conformance
+step test-api pytest python/test_cuda_api.py
+for tool in memcheck racecheck initcheck synccheck; do step "sanitize-$tool" sanitize "$tool"; done
+for dtype in float32 bfloat16 float16; do
+  step "bench-$dtype" bench --codec all --dtype "$dtype"
+  step "bench-$dtype-best" bench --codec block_float4 --level best --dtype "$dtype"
+done
+cat "$out"/bench-*.log 2>/dev/null | grep '^{' >"$out/bench.json"
+exit $status

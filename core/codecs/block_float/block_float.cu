@@ -1,0 +1,61 @@
+// block_float8 and block_float4 on CUDA devices: the bytes of FORMAT.md, as the CPU's.
+#include "codecs/block_float/block_float.cuh"
+#include "codecs/block_float/search.cuh"
+
+#include <bit>
+
+#include "devices/cuda/tile_codec.cuh"
+
+namespace cccl {
+namespace {
+
+using namespace block_float;
+using namespace block_float::on_cuda;
+
+class Kernels {
+ public:
+  explicit Kernels(const Settings& settings) : settings_(settings) {}
+
+  template <class Use>
+  void with_encoder(const EncodeArgs& args, Use use) const {
+    const Layout layout{log2_block(), code_bytes(args.in.count, settings_.bits)};
+    const auto with_block = [&]<class Quantiser>(Quantiser quantiser) {
+      if (settings_.block == kDefaultBlock)
+        use(Encoder<Quantiser, kDefaultBlock>{layout, quantiser});
+      else
+        use(Encoder<Quantiser, 0>{layout, quantiser});
+    };
+    if (settings_.bits == 8)
+      settings_.stochastic ? with_block(Stochastic<8>{args.seed}) : with_block(Nearest<8>{});
+    else if (settings_.search)
+      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout})
+                                       : use(Search<0>{layout});
+    else
+      settings_.stochastic ? with_block(Stochastic<4>{args.seed}) : with_block(Nearest<4>{});
+  }
+
+  template <class Use>
+  void with_decoder(DType, std::uint64_t count, Use use) const {
+    const Layout layout{log2_block(), code_bytes(count, settings_.bits)};
+    if (settings_.bits == 8)
+      use(Decoder<8, kLinear>{layout});
+    else if (settings_.codebook == kNormal4)
+      use(Decoder<4, kNormal4>{layout});
+    else
+      use(Decoder<4, kLinear>{layout});
+  }
+
+ private:
+  int log2_block() const { return std::countr_zero(settings_.block); }
+
+  Settings settings_;
+};
+
+}  // namespace
+
+std::shared_ptr<const Codec> block_float_on_cuda(std::shared_ptr<const Codec> codec) {
+  const Kernels kernels(block_float::settings_of(*codec));
+  return std::make_shared<cuda::CudaTileCodec<Kernels>>(std::move(codec), kernels);
+}
+
+}  // namespace cccl

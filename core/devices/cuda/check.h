@@ -1,0 +1,41 @@
+// Calls of the CUDA runtime that throw DeviceError.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <string>
+
+#include "api/error.h"
+
+namespace cccl::cuda {
+
+[[noreturn]] inline void throw_device_error(cudaError_t status, const char* call) {
+  cudaGetLastError();  // an error that is not sticky must not meet the next caller
+  int device = -1;
+  cudaGetDevice(&device);
+  throw DeviceError(std::string(call) + " failed on CUDA device " + std::to_string(device) + ": " +
+                    cudaGetErrorName(status) + ", " + cudaGetErrorString(status));
+}
+
+inline void check(cudaError_t status, const char* call) {
+  if (status != cudaSuccess) throw_device_error(status, call);
+}
+
+#define CCCLIB_CUDA(function, ...) ::cccl::cuda::check(function(__VA_ARGS__), #function)
+
+// Makes `device` current while it lives.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(int device) {
+    CCCLIB_CUDA(cudaGetDevice, &before_);
+    if (device != before_) CCCLIB_CUDA(cudaSetDevice, device);
+  }
+  ~DeviceGuard() { cudaSetDevice(before_); }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int before_ = 0;
+};
+
+}  // namespace cccl::cuda

@@ -1,0 +1,30 @@
+// CUDA as the rest of the core sees it, without a header of the toolkit. A build without CUDA has
+// the same functions (absent.cpp): it finds no device and refuses to make anything on one.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+
+#include "api/buffer.h"
+#include "api/device.h"
+
+namespace cccl::cuda {
+
+bool built();  // whether this build has CUDA code
+
+int device_count();  // 0 without a driver or a build for it
+
+// A queue on `stream` (a cudaStream_t; null: the legacy default stream). The same stream always
+// has the same queue, whose small workspace is allocated at the first call.
+std::shared_ptr<Queue> queue_on(int device, void* stream);
+
+// A queue with a non-blocking stream of its own.
+std::shared_ptr<Queue> new_queue(int device);
+
+std::unique_ptr<Allocator> new_allocator(int device);
+
+// Behind the work in `queue`; the host waits, and sees errors of that work as synchronize() does.
+void copy_to_host(const std::byte* from, MutableBytes to, Queue& queue);
+void copy_from_host(Bytes from, std::byte* to, Queue& queue);
+
+}  // namespace cccl::cuda

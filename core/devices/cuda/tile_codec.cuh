@@ -1,0 +1,245 @@
+// A codec on CUDA devices. All that is not the codec's own is here once.
+//
+// A codec's .cu file gives
+//   struct Kernels {
+//     // use(encoder) and use(decoder): kernels.cuh's structs for values of args.in, or `dtype`.
+//     template <class Use> void with_encoder(const EncodeArgs& args, Use use) const;
+//     template <class Use> void with_decoder(DType dtype, std::uint64_t count, Use use) const;
+//   };
+// Their member type Values names the one element type that they serve, or is void for all.
+// Names, options, sizes, bounds and headers are those of its CPU codec.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "api/codec.h"
+#include "devices/cpu/tile_codec.h"
+#include "devices/cuda/check.h"
+#include "devices/cuda/kernels.cuh"
+#include "devices/cuda/queue.h"
+
+namespace cccl::cuda {
+
+// As many blocks as the device runs at once, if there is work for them.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
+            const Arguments&... arguments) {
+  int processors = 0, blocks = 0;
+  CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount,
+              queue.device().index);
+  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, kThreads, 0);
+  const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
+  const auto most = static_cast<std::uint64_t>(processors) * blocks;
+  const auto grid = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
+  kernel<<<grid, kThreads, 0, queue.stream()>>>(arguments...);
+  check(cudaGetLastError(), "a kernel launch");
+}
+
+// Memory of one call, in the order of its queue.
+class Scratch {
+ public:
+  Scratch(std::size_t bytes, const CudaQueue& queue) : stream_(queue.stream()) {
+    CCCLIB_CUDA(cudaMallocAsync, &memory_, std::max<std::size_t>(bytes, 1), stream_);
+  }
+  ~Scratch() { cudaFreeAsync(memory_, stream_); }
+  Scratch(const Scratch&) = delete;
+  Scratch& operator=(const Scratch&) = delete;
+  void* data() const { return memory_; }
+
+ private:
+  void* memory_ = nullptr;
+  cudaStream_t stream_;
+};
+
+template <class... Pointers>
+bool all_aligned(const Pointers*... pointers) {
+  return ((reinterpret_cast<std::uintptr_t>(pointers) % kChunkBytes == 0) && ...);
+}
+
+inline std::uint64_t tiles_of(std::uint64_t count) {
+  return (count + kTileValues - 1) / kTileValues;
+}
+
+inline Mean mean_of(double divisor, DType dtype) {
+  int exponent;
+  const auto single = static_cast<float>(divisor);
+  const float reciprocal = 1.0f / single;
+  const bool exact = std::abs(std::frexp(single, &exponent)) == 0.5f && std::isnormal(reciprocal);
+  return {divisor, single, reciprocal, exact, dtype == DType::kFloat16};
+}
+
+// What one CUDA codec asks of another.
+class CudaCodec : public Codec {
+ public:
+  explicit CudaCodec(std::shared_ptr<const Codec> reference)
+      : reference_(std::move(reference)), tiles_(&dynamic_cast<const TileCodec&>(*reference_)) {}
+
+  const CodecInfo& info() const final { return reference_->info(); }
+  std::string spec() const final { return reference_->spec(); }
+  std::size_t granularity() const final { return reference_->granularity(); }
+  bool supports(DType dtype) const final { return reference_->supports(dtype); }
+  std::size_t max_encoded_bytes(std::size_t n, DType dtype) const final {
+    return reference_->max_encoded_bytes(n, dtype);
+  }
+  void error_bound(ConstValues in, std::span<double> bound) const final {
+    reference_->error_bound(in, bound);
+  }
+
+  // Encodes `values`, which are sums of the sources in their own type, as values of args.in.
+  virtual std::size_t encode_sums(ConstValues values, const EncodeArgs& args,
+                                  const Sources& sources, const CudaQueue& queue) const = 0;
+
+ protected:
+  Seal seal_of(const EncodeArgs& args) const {
+    return {args.out.data(), tiles_->header_for(args), args.checksum};
+  }
+
+  // Throws CorruptPayloadError for lengths that no payload of these values has.
+  Sources sources_of(std::span<const Bytes> payloads, std::size_t count, DType dtype) const {
+    if (payloads.empty() || payloads.size() > kMaxSources)
+      throw UnsupportedError("a CUDA reduction takes 1 to " + std::to_string(kMaxSources) +
+                             " payloads, got " + std::to_string(payloads.size()));
+    Sources sources{};
+    const auto bytes = max_encoded_bytes(count, dtype);
+    for (const Bytes payload : payloads) {
+      if (payload.size() < bytes)
+        throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
+                                  " bytes instead of " + std::to_string(bytes));
+      sources.payloads[sources.count++] = payload.data();
+    }
+    EncodeArgs like;
+    like.in = {nullptr, count, dtype};
+    like.out = {static_cast<std::byte*>(nullptr), bytes};
+    sources.expected = tiles_->header_for(like);
+    return sources;
+  }
+
+ private:
+  std::shared_ptr<const Codec> reference_;
+  const TileCodec* tiles_;
+};
+
+template <class Coder, class T>
+inline constexpr bool serves =
+    std::is_void_v<typename Coder::Values> || std::is_same_v<typename Coder::Values, T>;
+
+template <class Values>
+struct SumsOf {
+  using Type = SumOf<Values>;
+};
+template <>
+struct SumsOf<void> {
+  using Type = void;
+};
+template <class Coder, class T>
+inline constexpr bool serves_sums =
+    std::is_void_v<typename Coder::Values> ||
+    std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
+
+template <class Kernels>
+class CudaTileCodec : public CudaCodec {
+ public:
+  CudaTileCodec(std::shared_ptr<const Codec> reference, const Kernels& kernels)
+      : CudaCodec(std::move(reference)), kernels_(kernels) {}
+
+  std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
+    return encode_sums(args.in, args, Sources{}, cuda_queue(queue));
+  }
+
+  void decode(Bytes payload, Values out, Queue& queue) const override {
+    const auto& on = cuda_queue(queue);
+    DeviceGuard guard(on.device().index);
+    const auto sources = sources_of({&payload, 1}, out.count, out.dtype);
+    const Span span{out.count, 0, all_aligned(payload.data(), out.data)};
+    with_float_type(out.dtype, [&]<class T>(T) {
+      kernels_.with_decoder(out.dtype, out.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves<Decoder, T>)
+          launch(decode_kernel<Decoder, T>, on, tiles_of(out.count),
+                 static_cast<std::byte*>(out.data), span, decoder, sources, on.workspace(),
+                 on.report());
+      });
+    });
+  }
+
+  void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
+    const auto& on = cuda_queue(queue);
+    DeviceGuard guard(on.device().index);
+    reduce_as(args, out, out.dtype, on);
+  }
+
+  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                            Queue& queue) const override {
+    const auto* to = dynamic_cast<const CudaCodec*>(&second);
+    if (!to)
+      throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
+    const auto& on = cuda_queue(queue);
+    DeviceGuard guard(on.device().index);
+    const auto [_, count, dtype] = target.in;
+    const auto* same = dynamic_cast<const CudaTileCodec*>(to);
+    if (same && dtype != DType::kFloat64) return same->reduce_encode_fused(*this, args, target, on);
+    // Codecs of different kinds, and doubles, meet in memory.
+    const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const Scratch scratch(count * size_of(sums), on);
+    const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
+    return to->encode_sums({scratch.data(), count, sums}, target, sources, on);
+  }
+
+  std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
+                          const CudaQueue& on) const override {
+    DeviceGuard guard(on.device().index);
+    const auto seal = seal_of(args);
+    const Span span{values.count, args.position, all_aligned(values.data, args.out.data())};
+    with_float_type(values.dtype, [&]<class T>(T) {
+      kernels_.with_encoder(args, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (serves_sums<Encoder, T>)
+          launch(encode_kernel<Encoder, T>, on, tiles_of(values.count),
+                 static_cast<const std::byte*>(values.data), span, encoder, seal, sources,
+                 on.workspace());
+      });
+    });
+    return sizeof(PayloadHeader) + seal.header.body_bytes;
+  }
+
+ private:
+  // Sums as `dtype` wants them, rounded to the type of `out`.
+  Sources reduce_as(const ReduceArgs& args, Values out, DType dtype, const CudaQueue& on) const {
+    const auto sources = sources_of(args.payloads, out.count, dtype);
+    Span span{out.count, 0, all_aligned(out.data)};
+    for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
+    with_float_type(out.dtype, [&]<class T>(T) {
+      kernels_.with_decoder(dtype, out.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves<Decoder, T> || serves_sums<Decoder, T>)
+          launch(reduce_kernel<Decoder, T>, on, tiles_of(out.count),
+                 static_cast<std::byte*>(out.data), span, decoder, mean_of(args.divisor, dtype),
+                 sources, on.workspace(), on.report());
+      });
+    });
+    return sources;
+  }
+
+  std::size_t reduce_encode_fused(const CudaTileCodec& first, const ReduceArgs& args,
+                                  const EncodeArgs& target, const CudaQueue& on) const {
+    const auto [_, count, dtype] = target.in;
+    const auto sources = first.sources_of(args.payloads, count, dtype);
+    const auto seal = seal_of(target);
+    Span span{count, target.position, all_aligned(target.out.data())};
+    for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
+    first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
+      kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
+                      serves_sums<Encoder, float>)
+          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), span, decoder,
+                 encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
+      });
+    });
+    return sizeof(PayloadHeader) + seal.header.body_bytes;
+  }
+
+  Kernels kernels_;
+};
+
+}  // namespace cccl::cuda
