@@ -175,8 +175,14 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
   finish(workspace, totals, report, nullptr);
 }
 
+// A lane that holds a tile's 16- or 32-bit values beside their sums needs more registers than one
+// that holds codes.
+template <class Decoder>
+inline constexpr int kResidentReencoding =
+    sizeof(typename Decoder::template Fetched<Decoder::kVector>) < kPerLane * 2 ? 3 : 2;
+
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResident<float>)
+__global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {
