@@ -17,10 +17,10 @@ from typing import Protocol
 from ._config import PLAIN
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24))  # bytes of a whole tensor
-BUDGET = 0.5  # seconds that measuring may take
+BUDGET = 0.75  # seconds that measuring may take
 GAIN = 0.8  # share of plain's time that a codec may take at most: a smaller gain may be noise
 DRIFT = 2.0  # observed over predicted, or the inverse, beyond which the times are measured anew
-AT_START, SHARE = 1.0, 1 / 400  # seconds and, later, share of all time that measuring may take;
+AT_START, SHARE = 1.5, 1 / 400  # seconds and, later, share of all time that measuring may take;
 # comparing observed times takes as much again
 _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but no rate
 _REPEATS = 20
@@ -113,15 +113,15 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
     for nbytes in SIZES:
         if len(rows) >= _ALWAYS:
             table = Table.of(names, rows)
-            if spent + sum(table.predict(c, nbytes) for c in table.medians.values()) > BUDGET:
+            expected = sum(table.predict(curve, nbytes) for curve in table.medians.values())
+            if spent + 2 * expected > BUDGET:
                 break
-        # The first round of a size pays for memory and agreement: it counts only if it must.
+        _round(names, nbytes, probe)  # pays for memory and agreement
         rounds = [_round(names, nbytes, probe)]
-        *first, spent = probe.slowest([*rounds[0], time.perf_counter() - begun])
+        *once, spent = probe.slowest([*rounds[0], time.perf_counter() - begun])
         left = (BUDGET - spent) / (1 if nbytes == SIZES[-1] else 3)
-        repeats = min(_REPEATS, int(left / max(sum(first), 1e-6)))
-        if repeats > 0:
-            rounds = [_round(names, nbytes, probe) for _ in range(repeats)]
+        repeats = min(_REPEATS, int(left / max(sum(once), 1e-6)))
+        rounds += [_round(names, nbytes, probe) for _ in range(repeats)]
         columns = list(zip(*rounds, strict=True))
         row = [_quantile(column, share) for share in (0.5, 0.25) for column in columns]
         *row, spent = probe.slowest([*row, time.perf_counter() - begun])
