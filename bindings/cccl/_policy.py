@@ -16,7 +16,7 @@ from typing import Protocol
 
 from ._config import PLAIN
 
-SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24))  # bytes of a whole tensor
+SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of a whole tensor
 BUDGET = 0.75  # seconds that measuring may take
 GAIN = 0.8  # share of plain's time that a codec may take at most: a smaller gain may be noise
 DRIFT = 2.0  # observed over predicted, or the inverse, beyond which the times are measured anew
