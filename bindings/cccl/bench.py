@@ -147,7 +147,7 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     def encode() -> None:
         nonlocal size
         size = codec.encode(source.ctypes.data, numel, dtype.number, payload.ctypes.data,
-                               payload.nbytes, 0, 0, True)  # fmt: skip
+                            payload.nbytes, 0, 0, True)  # fmt: skip
 
     def decode() -> None:
         codec.decode(payload.ctypes.data, size, decoded.ctypes.data, numel, dtype.number)
@@ -164,7 +164,7 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
 
     def reduce() -> None:
         codec.reduce_encode(addresses, size, REDUCED, codec, summed.ctypes.data,
-                               summed.nbytes, numel, dtype.number, 0, 0)  # fmt: skip
+                            summed.nbytes, numel, dtype.number, 0, 0)  # fmt: skip
 
     nbytes = numel * dtype.size
     seconds = {

@@ -19,6 +19,7 @@ from .._config import Config
 from .._stats import plain_bytes, reset_stats, stats
 from ..errors import ConfigError
 from . import all_gather, all_reduce, broadcast, reduce_scatter
+from ._plain import BACKEND
 
 _NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
@@ -124,14 +125,10 @@ class _Case:
             self._loop_until_done(dist.all_reduce(self.input, async_op=True))
         elif self.collective == "all_reduce":
             dist.all_reduce(self.input)
-        elif self.collective == "broadcast":
-            dist.broadcast(self.input, 0)
-        elif self.collective == "reduce_scatter":
-            call = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
-            call(self.output, self.input)
         else:
-            call = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-            call(self.output, self.input)
+            BACKEND[self.collective](
+                self.input, self.output, dist.ReduceOp.SUM, 0, dist.group.WORLD, False
+            )
 
     def compressed(self) -> None:
         if self.beside_python:
