@@ -2,14 +2,14 @@
 # On a machine with CUDA devices: builds the package, tests collectives over NCCL, and measures them
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
-#   benchmarks/gpu_collectives.sh [build] [test] [bench] [ddp]       (default: all of them)
+#   benchmarks/gpu_collectives.sh [build] [test] [bench] [ddp] [tune]       (default: all of them)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu-results}
-steps=${*:-build test bench ddp}
+steps=${*:-build test bench ddp tune}
 mkdir -p "$out"
 status=0
 
@@ -71,5 +71,10 @@ for hosts in 2 4; do
     step "bench-$hosts-$rate" collective "$hosts" "$rate" ${NUMEL:-33554432}
   done
 done
-cat "$out"/bench-*.log 2>/dev/null | grep '^{"collective"' >"$out/collectives.json"
+step ddp with_mps lab "${DDP_HOSTS:-4}" "${DDP_RATE:-10gbit}" python3 benchmarks/gpu_ddp.py --json ${DDP_ARGS:-}
+for hosts in ${TUNE_HOSTS:-2 4}; do
+  step "tune-$hosts" with_mps lab "$hosts" "${TUNE_RATE:-10gbit}" python3 benchmarks/gpu_tuning.py ${TUNE_ARGS:-}
+done
+cat "$out"/ddp.log 2>/dev/null | grep -o '{"way".*' >"$out/ddp.json"
+cat "$out"/bench-*.log 2>/dev/null | grep -oh '{"collective".*' >"$out/collectives.json"
 exit $status

@@ -125,9 +125,8 @@ Launched Engine::launch(const CollectiveCall& call,
   launched.call = call;
   launched.submitted = submitted;
   launched.error = guard(describe(call), [&] { perform(launched); });
-  if (!launched.error) return launched;
+  if (!launched.error || launched.captured) return launched;
   try {
-    if (eager_.queue->capturing()) return launched;
     platform_->fill_nan(call.out, {}, *eager_.queue);
     launched.end = eager_.queue->record();
   } catch (const Error&) {  // a device that failed writes no more

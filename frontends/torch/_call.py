@@ -162,6 +162,8 @@ class Call:
             sent, received, stream=current.cuda_stream, debug=self.config.debug, observer=observer
         )
         if capturing:
+            if (error := work._core.error()) is not None:
+                raise error
             ends = current  # which a capture must come back to
         else:
             assert self.group is not None
