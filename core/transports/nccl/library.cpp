@@ -102,7 +102,6 @@ std::unique_ptr<Library> load() {
   find(handle, path, "ncclCommSplit", library->split);
   find(handle, path, "ncclCommGetAsyncError", library->async_error);
   find(handle, path, "ncclCommAbort", library->abort);
-  find(handle, path, "ncclCommFinalize", library->finalize);
   find(handle, path, "ncclCommDestroy", library->destroy);
   find(handle, path, "ncclSend", library->send);
   find(handle, path, "ncclRecv", library->receive);

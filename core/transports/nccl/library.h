@@ -47,7 +47,6 @@ struct Library {
   Result (*split)(Comm, int color, int key, Comm*, Config*);
   Result (*async_error)(Comm, Result*);
   Result (*abort)(Comm);
-  Result (*finalize)(Comm);
   Result (*destroy)(Comm);
   Result (*send)(const void*, std::size_t, int type, int peer, Comm, cudaStream_t);
   Result (*receive)(void*, std::size_t, int type, int peer, Comm, cudaStream_t);
