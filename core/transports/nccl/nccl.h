@@ -22,9 +22,9 @@ struct SideChannel {
 
 struct Options {
   int rank = 0, size = 1, device = 0;
-  int lanes = 2;          // communicators in turn: one's transfers begin while another's end
-  int max_ctas = 0;       // thread blocks that NCCL may take per communicator; 0: its own choice
-  Seconds deadline{0};    // to connect, and for what NCCL does before it launches
+  int lanes = 2;        // communicators in turn: one's transfers begin while another's end
+  int max_ctas = 0;     // thread blocks that NCCL may take per communicator; 0: its own choice
+  Seconds deadline{0};  // to connect, and for what NCCL does before it launches
 };
 
 // Connects, and loads NCCL, when it is first asked to move something: that throws UnsupportedError
