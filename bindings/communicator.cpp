@@ -270,8 +270,9 @@ void register_communicator(nb::module_& module) {
              nb::arg("lanes"), nb::arg("max_ctas"), nb::arg("deadline"), nb::arg("channel"));
   module.def("nccl_version", [] {
     const auto found = nccl::version();
-    return nb::make_tuple(found.number, found.text, found.path);
+    return nb::make_tuple(found.number, nccl::text_of_version(found.number), found.path);
   });
+  module.def("nccl_version_text", nccl::text_of_version);
 
   nb::class_<Work>(module, "Work")
       .def("wait", wait_for, nb::arg("timeout") = nb::none())

@@ -351,7 +351,7 @@ std::shared_ptr<Transport> make_transport(const Options& options, SideChannel si
 
 Version version() {
   const auto& found = library();
-  return {found.version, text_of_version(found.version), found.path};
+  return {found.version, found.path};
 }
 
 }  // namespace cccl::nccl

@@ -34,8 +34,15 @@ std::shared_ptr<Transport> make_transport(const Options& options, SideChannel si
 // Of the library that would be used. Throws UnsupportedError.
 struct Version {
   int number;  // 22809
-  std::string text, path;
+  std::string path;
 };
 Version version();
+
+// 2.28.9
+inline std::string text_of_version(int version) {
+  const int unit = version < 10000 ? 1000 : 10000;  // the scheme changed with 2.9
+  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
+         std::to_string(version % 100);
+}
 
 }  // namespace cccl::nccl
