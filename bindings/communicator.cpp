@@ -35,6 +35,7 @@ class PythonCommunicator final : public Communicator {
   ~PythonCommunicator() override {
     const nb::gil_scoped_release no_gil;
     close();
+    engine_.reset();  // a device and NCCL may take a while to let go
   }
 };
 

@@ -86,7 +86,7 @@ class Config:
 
     nccl_lanes: int = 2
     """NCCL communicators that carry a group's transfers in turn, so that one's begin while
-    another's end; equal on all ranks."""
+    another's end; equal on all ranks. Those of a group's first use count."""
 
     nccl_max_ctas: int = 0
     """Thread blocks (multiprocessors) that each of these may take; 0: NCCL's own choice."""

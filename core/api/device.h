@@ -49,7 +49,7 @@ class Queue {
 
   // Of work that is done, since the last call. A CPU's codecs throw, and flag headers, at once.
   virtual Findings findings() { return {}; }
-  virtual bool capturing() const { return false; }  // into a CUDA graph
+  virtual std::uint64_t capture() const { return 0; }  // into a CUDA graph: its number, else 0
 };
 
 // Memory for payloads in flight, aligned to kPayloadAlignment.
@@ -80,6 +80,7 @@ class Platform {
  public:
   virtual ~Platform() = default;
   virtual Device device() const = 0;
+  virtual void enter_thread() const {}  // before a thread of ours waits for its work
   virtual std::unique_ptr<Queue> new_queue() const = 0;
   // On a caller's stream, where there are streams. new_queue_on(): with memory of its own.
   virtual std::shared_ptr<Queue> queue_on(void* stream) const = 0;

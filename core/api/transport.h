@@ -4,6 +4,7 @@
 #include <chrono>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <span>
 #include <string>
 
@@ -36,7 +37,8 @@ class Transport {
   // Pipeline steps that a receive is posted before its send: 0 where both must be in one group.
   virtual std::size_t receive_ahead() const { return 1; }
 
-  // Starts all transfers as one group, after the work that is in `queue` now; never blocks.
+  // Starts all transfers as one group, after the work that is in `queue` now; never blocks. Where
+  // receive_ahead() is 0, ranks call it once per step, if need be with no transfer.
   // The memory must stay as it is until wait() returned for the request.
   virtual void post(std::span<Transfer> transfers, Queue& queue) = 0;
 
@@ -53,6 +55,9 @@ class Transport {
 
   // Throws TransportError if a peer is known to be lost, or PeerAbortedError. From any thread.
   virtual void check() {}
+
+  // Where the transport itself finds that it must give up, it calls this instead of abort().
+  virtual void when_it_fails(std::function<void(const std::string& reason)> /*fail*/) {}
 
   // Gives up: pending and future calls fail, here at once and on the other ranks as soon as
   // they can be told; they see `reason` where the transport can carry it.

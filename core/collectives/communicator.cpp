@@ -7,6 +7,8 @@
 namespace cccl {
 namespace {
 
+constexpr int kMostRanksOnDevice = 64;  // a kernel reads that many payloads
+
 void check(const CollectiveCall& call, int size) {
   if (!call.contribution || !call.result) throw ConfigError("a collective needs a codec per leg");
   for (const auto* codec : {call.contribution.get(), call.result.get()})
@@ -81,6 +83,10 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
     };
     return enqueue({std::move(run), std::move(discard), std::move(on_done)});
   }
+  if (size() > kMostRanksOnDevice)
+    throw UnsupportedError("compressed collectives on a GPU take up to " +
+                           std::to_string(kMostRanksOnDevice) + " ranks, this group has " +
+                           std::to_string(size()) + ": send it plain");
   call.contribution = codec_on(kind_, std::move(call.contribution));
   call.result = codec_on(kind_, std::move(call.result));
   const std::lock_guard lock(launching_);

@@ -54,14 +54,16 @@ class Communicator {
   // Finishes what was submitted, then ends the thread. The destructor does too.
   void close() { thread_.close(); }
 
+ protected:
+  std::shared_ptr<Engine> engine_;  // the jobs' too: one may drop this communicator as it runs
+
  private:
   std::shared_ptr<Work> enqueue(Job job);
   void refuse_after_failure();
 
   int rank_, size_;
   DeviceKind kind_;
-  std::mutex launching_;            // on a device: ranks submit in one order
-  std::shared_ptr<Engine> engine_;  // the jobs' too: one may drop this communicator as it runs
+  std::mutex launching_;  // on a device: ranks submit in one order
   JobThread thread_;
 };
 

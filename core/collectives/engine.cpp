@@ -72,27 +72,33 @@ Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platf
       transport_(std::move(transport)) {
   for (void* const stream : streams)
     eager_.push_back(workplace_on(platform_->new_queue_on(stream)));
+  transport_->when_it_fails([this](const std::string& reason) { fail(reason); });
 }
 
 Engine::~Engine() = default;
 
 Engine::Workplace Engine::workplace_on(std::unique_ptr<Queue> queue) const {
   auto pool = std::make_unique<Pool>(platform_->allocator_for(*queue));
-  return {std::move(queue), std::move(pool), {}, {}, nullptr};
+  return {std::move(queue), std::move(pool), {}, {}, nullptr, nullptr};
 }
 
-Engine::Workplace& Engine::take_workplace(const CollectiveCall& call, bool captured) {
-  if (captured) {
-    captured_.push_back(workplace_on(platform_->new_queue()));
-    return captured_.back();
-  }
+Engine::Workplace& Engine::take_workplace(const CollectiveCall& call) {
   auto& taken = eager_[turn_++ % eager_.size()];
   for (const auto& other : eager_) {
+    if (&other == &taken) continue;
+    // All but the last one there are done before this begins: only that may be in its way.
+    if (other.end_before) taken.queue->wait(*other.end_before);
     const bool meets =
         overlap(other.out, call.in) || overlap(other.out, call.out) || overlap(other.in, call.out);
-    if (&other != &taken && other.end && meets) taken.queue->wait(*other.end);
+    if (other.end && meets) taken.queue->wait(*other.end);
   }
   return taken;
+}
+
+Queue& Engine::queue_of_capture(std::uint64_t capture) {
+  auto& queue = captured_[capture];
+  if (!queue) queue = platform_->new_queue();
+  return *queue;
 }
 
 std::exception_ptr Engine::agree(const Signature& signature) {
@@ -149,19 +155,23 @@ Launched Engine::launch(const CollectiveCall& call,
   if (!launched.error || launched.captured) return launched;
   try {
     auto& queue = launched.queue ? *launched.queue : *eager_.front().queue;
+    const auto callers = platform_->queue_on(call.stream);
+    queue.wait(*callers->record());
     platform_->fill_nan(call.out, {}, queue);
     launched.end = queue.record();
+    callers->wait(*launched.end);
   } catch (const Error&) {  // a device that failed writes no more
   }
   return launched;
 }
 
 std::exception_ptr Engine::finish(Launched launched) {
+  platform_->enter_thread();
   const auto& call = launched.call;
   auto error = launched.error;
   if (launched.captured) return error;
   if (!error && platform_->device().kind == DeviceKind::kCpu)
-    await(launched);  // it is done: a failure of others comes too late for this one
+    settle(launched);  // it is done: a failure of others comes too late for this one
   else if (!error)
     error = guard(describe(call), [&] { await(launched); });
   if (error && launched.end) {
@@ -199,6 +209,12 @@ std::exception_ptr Engine::finish(Launched launched) {
 void Engine::await(Launched& launched) {
   if (launched.begin) wait_on_host(*launched.begin, *transport_, kForever);
   wait_on_host(*launched.end, *transport_, launched.call.deadline.value_or(deadline_));
+  if (const auto reason = failure(); !reason.empty())
+    throw ClosedError("it was given up meanwhile: " + reason);
+  settle(launched);
+}
+
+void Engine::settle(Launched& launched) {
   launched.run.settle();
   const auto found = launched.queue->findings();
   if (found.damage) std::rethrow_exception(found.damage);
@@ -238,23 +254,27 @@ void Engine::perform(Launched& launched) {
   launched.algorithm = name_of(args.algorithm);
 
   const auto callers = platform_->queue_on(call.stream);
-  launched.captured = callers->capturing();
-  auto& place = take_workplace(call, launched.captured);
-  auto* const queue = launched.queue = place.queue.get();
-  const bool on_host = queue->device().kind == DeviceKind::kCpu;
+  const auto capture = callers->capture();
+  const bool on_host = platform_->device().kind == DeviceKind::kCpu;
+  const auto deadline = call.deadline.value_or(deadline_);
+  launched.captured = capture != 0;
   launched.timed =
       !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
-  if (transport_->size() > 1) {
-    const auto deadline = call.deadline.value_or(deadline_);
-    const auto digest = agree_once(signature_of(call, args), sequence, deadline, launched.captured);
+  std::uint64_t digest = 0;
+  if (args.size > 1)
+    digest = agree_once(signature_of(call, args), sequence, deadline, launched.captured);
+  auto* const place = launched.captured ? nullptr : &take_workplace(call);
+  auto& queue = place ? *place->queue : queue_of_capture(capture);
+  launched.queue = &queue;
+  queue.wait(*callers->record());
+  if (args.size > 1) {
     PipelineJob job;
     job.in = call.in;
     job.out = call.out;
     job.contribution = call.contribution.get();
     job.result = call.result.get();
-    job.divisor = call.average && reduces(call.collective) ? transport_->size() : 1;
-    job.contribution_seed =
-        seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(transport_->rank()));
+    job.divisor = call.average && reduces(call.collective) ? args.size : 1;
+    job.contribution_seed = seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(args.rank));
     job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
     job.checksum = call.checksum;
     job.timed = launched.timed;
@@ -262,19 +282,20 @@ void Engine::perform(Launched& launched) {
     job.tag = tag_of(sequence, digest);
     job.deadline = deadline;
     job.observer = call.observer;
-    queue->wait(*callers->record());
-    launched.begin = queue->record();
-    launched.run = run_pipeline(plan, job, *transport_, *platform_, *queue, *place.pool);
-    if (!on_host) platform_->fill_nan(call.out, failed_, *queue);
+    launched.begin = queue.record();
+    Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it
+    launched.run =
+        run_pipeline(plan, job, *transport_, *platform_, queue, place ? *place->pool : own);
+    if (!on_host) platform_->fill_nan(call.out, failed_, queue);
   } else {
-    queue->wait(*callers->record());
-    platform_->copy(call.in, call.out, *queue);
+    platform_->copy(call.in, call.out, queue);
     launched.run.stats.non_finite = on_host && call.raise_non_finite && has_non_finite(call.in);
   }
-  launched.end = queue->record();
-  place.in = call.in;
-  place.out = call.out;
-  place.end = launched.end;
+  launched.end = queue.record();
+  if (!place) return;
+  place->in = call.in;
+  place->out = call.out;
+  place->end_before = std::exchange(place->end, launched.end);
 }
 
 }  // namespace cccl

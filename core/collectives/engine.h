@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
@@ -87,23 +88,26 @@ class Engine {
     std::unique_ptr<Queue> queue;
     std::unique_ptr<Pool> pool;
     ConstValues in, out;
-    std::shared_ptr<Event> end;
+    std::shared_ptr<Event> end, end_before;  // of the last one and of the one before
   };
   Workplace workplace_on(std::unique_ptr<Queue> queue) const;
-  // The next in turn, behind collectives on the same memory; a new one for a graph.
-  Workplace& take_workplace(const CollectiveCall& call, bool captured);
+  // The next in turn, behind collectives on the same memory.
+  Workplace& take_workplace(const CollectiveCall& call);
+  Queue& queue_of_capture(std::uint64_t capture);
   void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.
   std::uint64_t agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline,
                            bool capturing = false);
   void await(Launched& launched);
+  void settle(Launched& launched);  // of work that is done
 
   Seconds deadline_;
   std::shared_ptr<const Platform> platform_;
-  Flag failed_;                      // what is still on its way then becomes NaN
-  std::vector<Workplace> eager_;     // taken in turn
-  std::vector<Workplace> captured_;  // graphs replay at any time: what they use is theirs alone
+  Flag failed_;                   // what is still on its way then becomes NaN
+  std::vector<Workplace> eager_;  // taken in turn
+  // Graphs replay at any time: what they use is theirs alone.
+  std::map<std::uint64_t, std::unique_ptr<Queue>> captured_;
   std::size_t turn_ = 0;
   std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest

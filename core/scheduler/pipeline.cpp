@@ -117,7 +117,8 @@ class Run {
 
   // One call for all transfers since the last: a frontend's lock is taken once.
   void post() {
-    if (posted_.empty()) return;
+    // A transport of groups counts steps: on all ranks alike, whether they move something or not.
+    if (posted_.empty() && !grouped_) return;
     observe("cccl_communicate", [&] { transport_.post(posted_, queue_); });
     // Ranks that share cores all begin sending before one encodes on.
     if (on_host_) std::this_thread::yield();
@@ -168,7 +169,11 @@ class Run {
     try {
       wait_on_host(*queue_.record(), transport_, job_.deadline);
       if (const auto found = queue_.findings(); found.damage) std::rethrow_exception(found.damage);
-    } catch (const Error& error) {
+    } catch (const CorruptPayloadError& error) {
+      throw CorruptPayloadError("step " + std::to_string(step_) + " of " +
+                                std::to_string(plan_.steps()) +
+                                " of the pipeline: " + error.what());
+    } catch (const DeviceError& error) {
       throw DeviceError("step " + std::to_string(step_) + " of " + std::to_string(plan_.steps()) +
                         " of the pipeline: " + error.what());
     }
@@ -214,8 +219,7 @@ class Run {
   void decode(const Op& op) {
     const auto out = job_.out.part(op.values.offset, op.values.count);
     const auto found = content(payload(op), *job_.result);
-    measure(&RunStats::decode, "cccl_decompress",
-            [&] { job_.result->decode(found, out, queue_); });
+    measure(&RunStats::decode, "cccl_decompress", [&] { job_.result->decode(found, out, queue_); });
     note_non_finite(found, -1);
     if (is_received(op)) run_.stats.bytes_received += found.size();
   }
@@ -244,9 +248,15 @@ class Run {
   template <class Work>
   void observe(const char* name, const Work& work) {
     if (!name || !job_.observer) return work();
-    job_.observer(name, true);
+    struct Range {
+      Range(const RangeObserver& observer, const char* name) : observer(observer), name(name) {
+        observer(name, true);
+      }
+      ~Range() { observer(name, false); }
+      const RangeObserver& observer;
+      const char* name;
+    } range(job_.observer, name);
     work();
-    job_.observer(name, false);
   }
 
   const Plan& plan_;

@@ -153,25 +153,22 @@ class Call:
 
     def _submit_to_stream(self) -> Work:
         """Behind the current stream's work. The future is complete at once, for streams to wait."""
+        assert self.group is not None
         device, capturing = self.input.device, is_capturing(self.input)
         work = Work(self.output, host_waits=self.config.non_finite == "raise" and not capturing)
+        found = communicator(self.group, device, self.config)
         sent, received = self._staged()
         current = torch.cuda.current_stream(device)
+        ends = current if capturing else found.last_stream  # a capture must come back to its own
+        # Before anything is submitted: whatever goes wrong then, their memory is not given away.
+        used = {id(tensor): tensor for tensor in (sent, received, self.output)}.values()
+        for tensor in used if not capturing else ():
+            for stream in (*found.streams, ends):
+                tensor.record_stream(stream)
         observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
         work._core = self._start(
             sent, received, stream=current.cuda_stream, debug=self.config.debug, observer=observer
         )
-        if capturing:
-            ends = current  # which a capture must come back to
-        else:
-            assert self.group is not None
-            found = communicator(self.group, device, self.config)
-            ends = found.last_stream
-            for tensor in (sent, received) if received is not sent else (sent,):
-                for stream in (*found.streams, ends):
-                    tensor.record_stream(stream)
-            if received is not self.output:
-                self.output.record_stream(ends)
         with torch.cuda.stream(ends):
             work._core.precede(device.index, ends.cuda_stream)
             _copy_back(received, self.output)

@@ -6,6 +6,7 @@ import atexit
 import ctypes
 import os
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from ._plain import PlainCall
 
 _MOST_KEPT = 1024
+_LAST_SECONDS = 10.0  # at exit, for what is still under way on a GPU
 _STREAMS = 2  # of a communicator on a GPU: one collective begins while the one before ends
 
 
@@ -209,6 +211,10 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 def _close_all() -> None:
     """Before the interpreter goes: the communicators' threads call into Python."""
     for found in [one for devices in _communicators.values() for one in devices.values()]:
+        if found.device.type != "cpu":  # where the last collective's end is seen a little later
+            until = time.monotonic() + _LAST_SECONDS
+            while found.core.busy and time.monotonic() < until:
+                time.sleep(0.001)
         if found.core.busy:
             found.core.abort("its process is exiting")
         found.core.close()

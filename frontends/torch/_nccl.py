@@ -15,6 +15,7 @@ from ..errors import DeadlineError, PeerAbortedError, TransportError
 from ._notices import Notices
 
 _LONGEST_PAUSE = 0.02  # seconds between two questions to the store
+_LISTEN_EVERY = 2.0  # seconds between two looks for a rank that gave up
 
 
 class StoreChannel:
@@ -55,12 +56,14 @@ class StoreChannel:
         return "" if notice.startswith(f"rank {self.rank} ") else notice
 
     def _await(self, keys: list[str], seconds: float) -> None:
-        until, pause = time.monotonic() + seconds, 1e-4
+        until, pause, listens = time.monotonic() + seconds, 1e-4, time.monotonic() + _LISTEN_EVERY
         while not self._store.check(keys):
-            if time.monotonic() > until:
-                notice = self.heard(False)
-                if notice:
+            now = time.monotonic()
+            if now > min(until, listens):
+                listens = now + _LISTEN_EVERY
+                if notice := self.heard(False):
                     raise PeerAbortedError(notice)
+            if now > until:
                 late = [str(r) for r, key in enumerate(keys) if not self._store.check([key])]
                 raise DeadlineError(
                     f"rank {self.rank} waited {seconds:g} s for rank {', '.join(late)} of its "

@@ -2,8 +2,10 @@
 
 #include <algorithm>
 #include <functional>
+#include <map>
 #include <numeric>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "api/error.h"
@@ -93,6 +95,31 @@ TEST_P(EveryPlan, MovesEveryValueOnceWithoutDeadlockOrEarlyReuse) {
   const auto& [family, receive_ahead] = GetParam();
   for_each_plan(family.collective, family.algorithm, receive_ahead, [](const PlanArgs& args) {
     if (!::testing::Test::HasFailure()) expect_sound(args);
+  });
+}
+
+// What a step sends from one rank to another, and what the other expects of it in that step.
+using Pairs = std::map<std::pair<int, int>, std::vector<std::size_t>>;
+
+// Where both ends of a transfer must be in one group, a step is a group: the same one on all ranks,
+// including those that have nothing to move in it.
+TEST_P(EveryPlan, MovesWithinOneStepWhatIsNotReceivedAhead) {
+  const auto& [family, receive_ahead] = GetParam();
+  if (receive_ahead != 0) return;
+  for_each_plan(family.collective, family.algorithm, 0, [](PlanArgs args) {
+    std::vector<Plan> plans;
+    for (args.rank = 0; args.rank < args.size; ++args.rank) plans.emplace_back(args);
+    for (std::size_t step = 0; step < plans[0].steps(); ++step) {
+      Pairs sent, received;
+      for (int rank = 0; rank < args.size; ++rank) {
+        ASSERT_EQ(plans[rank].steps(), plans[0].steps()) << describe(args);
+        for (const auto& op : plans[rank].step(step)) {
+          if (op.kind == OpKind::kSend) sent[{rank, op.peer}].push_back(op.count);
+          if (op.kind == OpKind::kReceive) received[{op.peer, rank}].push_back(op.count);
+        }
+      }
+      ASSERT_EQ(sent, received) << describe(args) << ", step " << step;
+    }
   });
 }
 

@@ -92,7 +92,7 @@ def test_performance_settings_change_no_bit(gpu_ranks):
 
 def _streams():
     """The input is written on one stream just before, the result is read on another just after."""
-    world, config = dist.get_world_size(), settings(chunk_size="256KiB")
+    config = settings(chunk_size="256KiB")
     side, other = torch.cuda.Stream(), torch.cuda.Stream()
     exact = gradient(0, 1 << 20, torch.float32).cuda()
     want = exact.clone()
@@ -116,9 +116,53 @@ def _streams():
     for tensor in kept:  # nobody waits, and the memory is used again
         cccl.torch.all_reduce(tensor, config=config, async_op=True)
     del kept, tensor
+    others = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(4)]
     torch.cuda.synchronize()
-    assert torch.isfinite(torch.randn(1 << 20, device="cuda")).all()
-    return world
+    assert all((other == 7).all() for other in others)
+
+
+def _same_memory():
+    """Collectives of one tensor keep their order though nobody waits between them."""
+    config = settings(chunk_size="64KiB")
+    mine = gradient(dist.get_rank(), 1 << 19, torch.float32)
+    want = mine.cuda()
+    for _ in range(3):
+        cccl.torch.all_reduce(want, "sum", config=config)
+        torch.cuda.synchronize()
+    x, y, z = (mine.cuda() for _ in range(3))
+    torch.cuda.synchronize()
+    for tensor in (x, y, z, x, x):
+        cccl.torch.all_reduce(tensor, "sum", config=config, async_op=True)
+    torch.cuda.synchronize()
+    assert torch.equal(x, want)
+    return digest(x.cpu())
+
+
+def test_collectives_of_one_tensor_keep_their_order(gpu_ranks):
+    assert_equal(gpu_ranks(2)(_same_memory))
+
+
+def _lanes(lanes):
+    """Ranks that have nothing to move in a step of a broadcast stay in step."""
+    rank, found = dist.get_rank(), []
+    group = dist.new_group()
+    for window in (1, 2, 3):
+        for root in range(dist.get_world_size()):
+            for count in (100, 100_000):
+                config = settings("cast_bf16", nccl_lanes=lanes, window=window, deadline=20.0)
+                tensor = gradient(rank, count, torch.float32).cuda()
+                cccl.torch.broadcast(tensor, root, group, config=config)
+                want = gradient(root, count, torch.float32).bfloat16().float()
+                assert torch.equal(tensor.cpu(), want), (window, root, count)
+                cccl.torch.all_reduce(tensor, group=group, config=config)
+                found.append(digest(tensor.cpu()))
+    dist.destroy_process_group(group)
+    return found
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 3])
+def test_lanes_and_windows_keep_ranks_in_step(gpu_ranks, lanes):
+    assert_equal(gpu_ranks(3)(_lanes, lanes))
 
 
 def test_results_are_ordered_with_the_callers_streams(gpu_ranks):
@@ -216,15 +260,18 @@ def _captured():
     rank, config = dist.get_rank(), settings(chunk_size="256KiB")
     inputs = [gradient(rank, 200_000, torch.float32, seed).cuda() for seed in range(3)]
     static, fresh = inputs[0].clone(), torch.ones(77, device="cuda")
+    small = torch.full((100,), float(rank), device="cuda")
     graph = torch.cuda.CUDAGraph()
     refused = pytest.raises(cccl.UnsupportedError, match="once before the capture")
     with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
         cccl.torch.all_reduce(fresh, config=config)
-    cccl.torch.all_reduce(static, config=config)
+    for tensor in (static, small):
+        cccl.torch.all_reduce(tensor.clone(), config=config)
     torch.cuda.synchronize()
     with torch.cuda.graph(graph):
         cccl.torch.all_reduce(static, config=config)
         doubled = static * 2
+        cccl.torch.all_reduce(small, config=config)
     for values in inputs:
         eager = values.clone()
         cccl.torch.all_reduce(eager, config=config)
@@ -232,6 +279,7 @@ def _captured():
         graph.replay()
         assert torch.equal(static, eager)
         assert torch.equal(doubled, 2 * eager)
+    assert small.unique().numel() == 1
     found = digest(static.cpu())
     del graph
     gc.collect()
@@ -248,7 +296,6 @@ def _counted():
     for _ in range(40):
         tensor = gradient(dist.get_rank(), 1 << 20, torch.float32).cuda()
         cccl.torch.all_reduce(tensor, config=settings(), label="counted")
-    torch.cuda.synchronize()
     work = cccl.torch.all_reduce(tensor, config=settings(), async_op=True, label="last")
     work.wait(30.0)  # the host: all that came before is counted
     rows = {row["label"]: row for row in cccl.stats()["rows"]}

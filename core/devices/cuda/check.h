@@ -26,16 +26,18 @@ inline void check(cudaError_t status, const char* call) {
 // Makes `device` current while it lives.
 class DeviceGuard {
  public:
-  explicit DeviceGuard(int device) {
+  explicit DeviceGuard(int device) : device_(device) {
     CCCLIB_CUDA(cudaGetDevice, &before_);
     if (device != before_) CCCLIB_CUDA(cudaSetDevice, device);
   }
-  ~DeviceGuard() { cudaSetDevice(before_); }
+  ~DeviceGuard() {
+    if (before_ != device_) cudaSetDevice(before_);
+  }
   DeviceGuard(const DeviceGuard&) = delete;
   DeviceGuard& operator=(const DeviceGuard&) = delete;
 
  private:
-  int before_ = 0;
+  int device_, before_ = 0;
 };
 
 // Allows this thread what a capture into a graph forbids by default, such as allocations.

@@ -1,23 +1,20 @@
-#include <algorithm>
-
 #include "devices/cuda/check.h"
 #include "devices/cuda/fill.h"
 
 namespace cccl::cuda {
 namespace {
 
-constexpr int kThreads = 256, kMostBlocks = 16;
+constexpr int kThreads = 1024;
 
-// Byte by byte, at any alignment: it hardly ever writes. The flag lies in host memory, where every
-// read takes a microsecond of the bus: one thread of a block reads it.
+// Byte by byte, at any alignment: it hardly ever writes. One block and one look at the flag, which
+// lies in host memory: all becomes NaN or nothing does.
 __global__ void fill_kernel(unsigned char* out, std::size_t bytes, std::uint64_t pattern, int size,
                             const volatile std::uint32_t* flag, const volatile Report* report) {
   __shared__ bool wanted;
   if (threadIdx.x == 0) wanted = !flag || *flag != 0 || report->damaged != 0;
   __syncthreads();
   if (!wanted) return;
-  const std::size_t step = static_cast<std::size_t>(gridDim.x) * kThreads;
-  for (std::size_t i = blockIdx.x * kThreads + threadIdx.x; i < bytes; i += step)
+  for (std::size_t i = threadIdx.x; i < bytes; i += kThreads)
     out[i] = static_cast<unsigned char>(pattern >> 8 * (i % size));
 }
 
@@ -35,10 +32,9 @@ std::uint64_t nan_of(DType dtype) {
 void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report,
                      cudaStream_t stream) {
   if (!is_floating(out.dtype) || out.count == 0) return;
-  const auto blocks = std::min<std::size_t>((out.bytes() + kThreads - 1) / kThreads, kMostBlocks);
-  fill_kernel<<<static_cast<unsigned int>(blocks), kThreads, 0, stream>>>(
-      static_cast<unsigned char*>(out.data), out.bytes(), nan_of(out.dtype),
-      static_cast<int>(size_of(out.dtype)), flag, report);
+  fill_kernel<<<1, kThreads, 0, stream>>>(static_cast<unsigned char*>(out.data), out.bytes(),
+                                          nan_of(out.dtype), static_cast<int>(size_of(out.dtype)),
+                                          flag, report);
   check(cudaGetLastError(), "a kernel launch");
 }
 

@@ -24,8 +24,7 @@ std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* data) { cudaFreeHost(data); }};
 }
 
-// In the order of its queue, so that to grow needs no wait. A graph replays at any time and gets
-// memory that nothing else has.
+// In the order of its queue, so that to grow needs no wait; in a capture it is the graph's own.
 class CudaAllocator final : public Allocator {
  public:
   explicit CudaAllocator(CudaQueue& queue) : queue_(queue) {}
@@ -33,7 +32,6 @@ class CudaAllocator final : public Allocator {
   std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
     const int device = queue_.device().index;
     DeviceGuard guard(device);
-    if (queue_.capturing()) return cuda::allocate(device, bytes);
     void* memory = nullptr;
     const auto stream = queue_.stream();
     CCCLIB_CUDA(cudaMallocAsync, &memory, bytes, stream);
@@ -57,6 +55,7 @@ class CudaPlatform final : public Platform {
   explicit CudaPlatform(int device) : device_(device) {}
 
   Device device() const override { return {DeviceKind::kCuda, device_}; }
+  void enter_thread() const override { CCCLIB_CUDA(cudaSetDevice, device_); }
 
   std::unique_ptr<Queue> new_queue() const override {
     DeviceGuard guard(device_);

@@ -127,10 +127,11 @@ Findings CudaQueue::findings() {
   return shared_.report ? take_findings(*shared_.report) : Findings{};
 }
 
-bool CudaQueue::capturing() const {
+std::uint64_t CudaQueue::capture() const {
   auto status = cudaStreamCaptureStatusNone;
-  CCCLIB_CUDA(cudaStreamIsCapturing, stream_, &status);
-  return status != cudaStreamCaptureStatusNone;
+  unsigned long long number = 0;
+  CCCLIB_CUDA(cudaStreamGetCaptureInfo, stream_, &status, &number);
+  return status == cudaStreamCaptureStatusNone ? 0 : number;
 }
 
 void CudaQueue::synchronize() {

@@ -35,7 +35,7 @@ class CudaQueue final : public Queue {
   void wait(const Event& event) override;
   void* native() const override { return stream_; }
   Findings findings() override;
-  bool capturing() const override;
+  std::uint64_t capture() const override;
 
   // Throws CorruptPayloadError if a kernel found a damaged payload since the last call, DeviceError
   // if one failed.

@@ -117,9 +117,9 @@ std::unique_ptr<Library> load() {
 
 const Library& library() {
   static std::mutex mutex;
-  static std::unique_ptr<Library> loaded;  // none after a failure: the user may mend it
+  static const Library* loaded = nullptr;  // none after a failure: the user may mend it
   const std::lock_guard lock(mutex);
-  if (!loaded) loaded = load();
+  if (!loaded) loaded = load().release();  // for good: threads may still use it as the process ends
   return *loaded;
 }
 

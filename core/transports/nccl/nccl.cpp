@@ -5,6 +5,7 @@
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <future>
@@ -16,6 +17,7 @@
 
 #include "api/error.h"
 #include "devices/cuda/check.h"
+#include "devices/cuda/device.h"
 #include "devices/cuda/queue.h"
 #include "transports/nccl/library.h"
 
@@ -37,7 +39,6 @@ struct Lane {
   std::array<cudaEvent_t, kEvents> events{};
   Request waited = 0;  // the latest group that the queue of `waiter` waits for
   const Queue* waiter = nullptr;
-  std::vector<bool> used;  // per peer and direction
 };
 
 // Calls something unless it is destroyed in time.
@@ -71,9 +72,10 @@ struct Greeting {
 };
 
 void compare(const Greeting& first, const Greeting& other, std::size_t rank) {
+  // No MismatchError, after which a group goes on: it cannot without a connection.
   const auto refuse = [&](const char* what, const std::string& a, const std::string& b) {
-    throw MismatchError(std::string(what) + " differs: rank 0 has " + a + ", rank " +
-                        std::to_string(rank) + " has " + b + ". Make it equal on all ranks.");
+    throw ConfigError(std::string(what) + " differs: rank 0 has " + a + ", rank " +
+                      std::to_string(rank) + " has " + b + ". Make it equal on all ranks.");
   };
   if (first.lanes != other.lanes)
     refuse("nccl_lanes", std::to_string(first.lanes), std::to_string(other.lanes));
@@ -97,8 +99,9 @@ class NcclTransport final : public Transport {
     cuda::DeviceGuard guard(options_.device);
     const std::lock_guard lock(mutex_);
     refuse_after_abort();
+    const Request group = ++groups_;  // in step with all ranks, so that they take the same lane
+    if (transfers.empty()) return;
     if (!connected_) connect();
-    const Request group = ++groups_;
     auto& lane = lane_of(group);
     const auto event = event_of(group);
     CCCLIB_CUDA(cudaEventRecord, event, cuda::cuda_queue(queue).stream());
@@ -112,13 +115,9 @@ class NcclTransport final : public Transport {
                    ? nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream)
                    : nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream);
     }
-    {
-      const auto guard = guard_first_use(lane, transfers);
-      const auto ended = nccl_->group_end();
-      start(result, "a transfer", lane.comm);
-      start(ended, "ncclGroupEnd", lane.comm);
-    }
-    refuse_after_abort();
+    const auto ended = nccl_->group_end();
+    start(result, "a transfer", lane.comm);
+    start(ended, "ncclGroupEnd", lane.comm);
     CCCLIB_CUDA(cudaEventRecord, event, lane.stream);
   }
 
@@ -142,7 +141,8 @@ class NcclTransport final : public Transport {
   }
 
   void check() override {
-    if (aborted_ || !connected_) return;  // who gave up knows why
+    refuse_after_abort();
+    if (!connected_) return;
     if (const auto problem = first_problem(); !problem.empty()) lost(problem, true);
     // A rank that gave up may not be seen as lost: its connections may be cut.
     const auto now = Clock::now().time_since_epoch().count();
@@ -153,14 +153,22 @@ class NcclTransport final : public Transport {
       throw PeerAbortedError(reason);
   }
 
-  // Who posts lets go, unless NCCL connects: then it is to be interrupted.
+  void when_it_fails(std::function<void(const std::string&)> fail) override {
+    fail_ = std::move(fail);
+  }
+
+  // Who posts or connects sees that it is over and lets go, unless NCCL itself waits for peers:
+  // then this interrupts it, for want of anything better.
   void abort(const std::string& reason) noexcept override {
     if (aborted_.exchange(true)) return;
     try {
       side_channel_.tell(reason);
+    } catch (...) {  // nobody is left to tell
+    }
+    try {
       const std::unique_lock posting(mutex_, kPostPatience);
       finish_all(nccl_ ? nccl_->abort : nullptr);
-    } catch (...) {  // nobody is left to tell
+    } catch (...) {  // no thread to do it on
     }
   }
 
@@ -174,9 +182,13 @@ class NcclTransport final : public Transport {
   }
 
   void connect() {
+    const char* const blocking = std::getenv("NCCL_COMM_BLOCKING");
+    if (blocking && std::string(blocking) == "0")
+      throw UnsupportedError(
+          "NCCL_COMM_BLOCKING=0 is set: transfers would begin whenever NCCL comes to it, and not "
+          "in "
+          "the order of streams. Unset it.");
     nccl_ = &library();
-    lanes_.resize(static_cast<std::size_t>(std::max(1, options_.lanes)));
-    for (auto& lane : lanes_) make_stream(lane);
     Greeting mine{{}, options_.lanes, nccl_->version};
     if (options_.rank == 0) start(nccl_->get_unique_id(&mine.id), "ncclGetUniqueId", nullptr);
     std::vector<Greeting> all(static_cast<std::size_t>(options_.size));
@@ -187,16 +199,50 @@ class NcclTransport final : public Transport {
     if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
     // To connect must be bounded, so the first communicator is non-blocking. Those that carry
     // transfers block, as NCCL then launches at once and not in a thread that it makes each time.
-    complete(nccl_->init(&root_, options_.size, all[0].id, options_.rank, &config),
-             "ncclCommInitRankConfig", root_);
+    Comm root = nullptr;
+    complete(nccl_->init(&root, options_.size, all[0].id, options_.rank, &config),
+             "ncclCommInitRankConfig", root);
+    keep(root);
     config.blocking = 1;
+    hello_ = cuda::allocate(options_.device, 2 * static_cast<std::size_t>(options_.size));
+    lanes_.resize(static_cast<std::size_t>(std::max(1, options_.lanes)));
     for (auto& lane : lanes_) {
-      complete(nccl_->split(root_, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root_);
+      make_stream(lane);
+      complete(nccl_->split(root, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root);
       complete(kInProgress, "ncclCommSplit", lane.comm);
-      const std::lock_guard lock(comms_mutex_);
-      comms_.push_back(lane.comm);
+      keep(lane.comm);
+      greet(lane);
     }
     connected_ = true;
+  }
+
+  void keep(Comm comm) {
+    const std::lock_guard lock(comms_mutex_);
+    comms_.push_back(comm);
+  }
+
+  // A byte to and from each peer: NCCL connects a pair at its first transfer, and waits for it,
+  // which later must not happen (nobody would look after it, or a graph would be captured).
+  void greet(const Lane& lane) {
+    const Watchdog watchdog(options_.deadline, [this] {
+      late_ = true;
+      const auto reason = "rank " + std::to_string(options_.rank) + " waited " +
+                          std::to_string(options_.deadline.count()) +
+                          " s to connect to the other ranks";
+      fail_ ? fail_(reason) : abort(reason);
+    });
+    start(nccl_->group_start(), "ncclGroupStart", lane.comm);
+    Result result = kSuccess;
+    for (int peer = 0; peer < options_.size && result == kSuccess; ++peer) {
+      if (peer == options_.rank) continue;
+      auto* const bytes = hello_.get() + 2 * peer;
+      result = nccl_->send(bytes, 1, kUint8, peer, lane.comm, lane.stream);
+      if (result == kSuccess)
+        result = nccl_->receive(bytes + 1, 1, kUint8, peer, lane.comm, lane.stream);
+    }
+    const auto ended = nccl_->group_end();
+    start(result, "a first transfer", lane.comm);
+    start(ended, "ncclGroupEnd", lane.comm);
   }
 
   Lane& lane_of(Request group) { return lanes_[group % lanes_.size()]; }
@@ -213,6 +259,7 @@ class NcclTransport final : public Transport {
   }
 
   void start(Result result, const char* call, Comm comm) {
+    if (late_) refuse_after_abort();
     if (result != kSuccess && result != kInProgress) raise(result, call, comm);
   }
 
@@ -221,41 +268,28 @@ class NcclTransport final : public Transport {
     const auto deadline = options_.deadline;
     start(result, call, comm);
     const auto begun = Clock::now();
+    auto heard = begun;
     for (Seconds pause{0}; result == kInProgress;
          pause = std::min(pause + Seconds(5e-6), Seconds(1e-3))) {
+      refuse_after_abort();
       if (comm) {
         const Result asked = nccl_->async_error(comm, &result);
         start(asked, call, comm);
         start(result, call, comm);
         if (result == kSuccess) return;
       }
-      refuse_after_abort();
-      if (Clock::now() - begun > deadline) {
+      if (Clock::now() - heard > kHearEvery) {
+        heard = Clock::now();
         if (const auto reason = side_channel_.heard(false); !reason.empty())
           throw PeerAbortedError(reason);
+      }
+      if (Clock::now() - begun > deadline) {
         throw DeadlineError(std::string(call) + " of rank " + std::to_string(options_.rank) +
                             " waited " + std::to_string(deadline.count()) +
                             " s for the other ranks");
       }
       if (pause.count() > 0) std::this_thread::sleep_for(pause);
     }
-  }
-
-  // To a peer that is new, a group connects first, and waits for it.
-  std::unique_ptr<Watchdog> guard_first_use(Lane& lane, std::span<const Transfer> transfers) {
-    lane.used.resize(2 * static_cast<std::size_t>(options_.size));
-    bool first = false;
-    for (const auto& t : transfers) {
-      const auto way = 2 * static_cast<std::size_t>(t.peer) + (t.direction == Direction::kSend);
-      first |= !lane.used[way];
-      lane.used[way] = true;
-    }
-    if (!first) return nullptr;
-    return std::make_unique<Watchdog>(options_.deadline, [this] {
-      late_ = true;
-      abort("rank " + std::to_string(options_.rank) + " could not connect to its peers within " +
-            std::to_string(options_.deadline.count()) + " s");
-    });
   }
 
   [[noreturn]] void raise(Result result, const char* call, Comm comm) {
@@ -272,7 +306,8 @@ class NcclTransport final : public Transport {
   // What NCCL noticed by itself.
   std::string first_problem() {
     const std::lock_guard lock(comms_mutex_);
-    for (const auto comm : comms_) {
+    // One thread alone may ask the first, which is non-blocking: the one that connected it.
+    for (const auto comm : std::span(comms_).subspan(comms_.empty() ? 0 : 1)) {
       Result state = kSuccess;
       const Result asked = nccl_->async_error(comm, &state);
       if (asked != kSuccess) state = asked;
@@ -296,7 +331,6 @@ class NcclTransport final : public Transport {
     {
       const std::lock_guard lock(comms_mutex_);
       comms.swap(comms_);
-      if (root_) comms.push_back(std::exchange(root_, nullptr));
     }
     std::vector<std::future<void>> ended;
     for (const auto comm : comms) {
@@ -333,10 +367,11 @@ class NcclTransport final : public Transport {
   const Options options_;
   const SideChannel side_channel_;
   const Library* nccl_ = nullptr;
-  Comm root_ = nullptr;  // carries nothing
   std::vector<Lane> lanes_;
   std::mutex comms_mutex_;
-  std::vector<Comm> comms_;  // of the lanes, until they are ended
+  std::vector<Comm> comms_;  // until they are ended; the first carries nothing
+  std::shared_ptr<std::byte> hello_;
+  std::function<void(const std::string&)> fail_;
   std::timed_mutex mutex_;
   Request groups_ = 0;
   std::atomic<bool> connected_ = false, aborted_ = false, late_ = false, stuck_ = false;
