@@ -49,10 +49,16 @@ class Config:
     """"nearest", or "stochastic": unbiased, keyed by seed and element position."""
 
     level: str = "fast"
-    """Encoder effort: "fast", or "best" (searches scales at 4 bits; same format and decoder)."""
+    """Encoder effort: "fast", or "best" (searches scales at 4 bits and fewer; same format and
+    decoder)."""
+
+    rotation: str = "none"
+    """"none", or "hadamard": block_float codecs spread each block's outliers over the block before
+    they round, with random signs drawn from the seed. On CPUs."""
 
     seed: int = 0
-    """Of stochastic rounding in the first leg; the second is keyed by the collective's number."""
+    """Of stochastic rounding and rotation in the first leg; the second is keyed by the
+    collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
     """Collectives that are compressed; the others go plain."""
@@ -109,6 +115,7 @@ class Config:
             "block_size": self.block_size,
             "rounding": self.rounding,
             "level": self.level,
+            "rotation": self.rotation,
         }
         return _core.make_codec(name, options)
 
@@ -237,6 +244,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
                    lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
     "rounding": _one_of("nearest", "stochastic"),
     "level": _one_of("fast", "best"),
+    "rotation": _one_of("none", "hadamard"),
     "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
     "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
                           lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),

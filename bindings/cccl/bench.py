@@ -73,6 +73,7 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--block-size", type=int, default=128)
         command.add_argument("--rounding", default="nearest", help="nearest or stochastic")
         command.add_argument("--level", default="fast", help="fast or best")
+        command.add_argument("--rotation", default="none", help="none or hadamard")
         command.add_argument("--repeats", type=int, default=10, help="of which the median counts")
         command.add_argument("--json", action="store_true", help="one JSON object per line")
 
@@ -124,6 +125,7 @@ def config_of(name: str, options: argparse.Namespace) -> Config:
         block_size=options.block_size,
         rounding=options.rounding,
         level=options.level,
+        rotation=options.rotation,
     )
 
 
@@ -213,6 +215,7 @@ def _settings(codec: _core.Codec, numel: int, options: argparse.Namespace) -> di
         "block_size": options.block_size,
         "rounding": options.rounding,
         "level": options.level,
+        "rotation": options.rotation,
     }
 
 

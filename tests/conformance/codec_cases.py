@@ -25,6 +25,16 @@ _OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"block_size": 1024},
     {"block_size": 32, "level": "best"},
     {"block_size": 1024, "rounding": "stochastic"},
+    {"rotation": "hadamard"},
+    {"rotation": "hadamard", "block_size": 32, "rounding": "stochastic"},
+    {"rotation": "hadamard", "block_size": 1024, "level": "best"},
+)
+# Of the narrower block codecs, which share their source with block_float8 and block_float4.
+_FEWER_OPTION_SETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"block_size": 1024, "rounding": "stochastic"},
+    {"block_size": 32, "level": "best"},
+    {"rotation": "hadamard", "level": "best"},
 )
 
 
@@ -77,10 +87,23 @@ class OnCuda:
         return self._call("reduce_encode", *arguments)
 
 
+def _option_sets(name: str) -> list[dict[str, Any]]:
+    shares = name in ("block_float6", "block_float5", "block_float3", "block_float2")
+    return [o for o in (_FEWER_OPTION_SETS if shares else _OPTION_SETS) if _takes(name, o)]
+
+
 def _takes(name: str, options: dict[str, Any]) -> bool:
     try:
         _core.make_codec(name, options)
     except cccl.ConfigError:
+        return False
+    return True
+
+
+def _runs_on(device: str, case: Case) -> bool:
+    try:
+        case.on(device).core.supports(1)
+    except cccl.UnsupportedError:
         return False
     return True
 
@@ -90,8 +113,8 @@ CASES = [
     Case(name, options, device)
     for device in DEVICES
     for name in cccl.codec_names()
-    for options in _OPTION_SETS
-    if _takes(name, options)
+    for options in _option_sets(name)
+    if _runs_on(device, Case(name, options))
 ]
 LOSSY = [case for case in CASES if not case.core.lossless]
 BLOCKS = [case for case in CASES if "block_size" in case.core.spec]

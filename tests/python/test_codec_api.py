@@ -34,12 +34,13 @@ def test_every_alias_is_the_codec_of_its_name():
         ("block_float9", {}, "registered: .*block_float8"),
         ("", {}, "unknown codec"),
         ("identity", {"block_size": 64}, "no option 'block_size'; it takes: none"),
-        ("block_float8", {"blocksize": 64}, "'blocksize'; it takes: block_size, level, rounding"),
+        ("block_float8", {"blocksize": 64}, "'blocksize'; it takes: block_size, level, rotation"),
         ("block_float8", {"block_size": 100}, "block_size = 100; allowed: a power of two"),
         ("block_float8", {"block_size": "big"}, "block_size = 'big'; allowed: an integer"),
         ("block_float8", {"block_size": True}, "block_size = true; allowed: an integer"),
         ("block_float8", {"rounding": "up"}, "rounding = 'up'; allowed: nearest or stochastic"),
         ("block_float4", {"level": 9}, "level = 9; allowed: fast or best"),
+        ("block_float3", {"rotation": "dct"}, "rotation = 'dct'; allowed: none or hadamard"),
     ],
 )
 def test_an_impossible_codec_is_refused_by_option_value_and_what_is_allowed(name, options, text):

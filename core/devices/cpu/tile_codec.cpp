@@ -97,6 +97,7 @@ PayloadHeader TileCodec::header_for(const EncodeArgs& args) const {
   header.origin = args.origin;
   if (args.origin) header.flags |= kHasNonFinite;
   write_params(header.params);
+  if (keeps_seed()) header.seed = args.seed;
   return header;
 }
 
@@ -149,12 +150,12 @@ std::size_t TileCodec::encode(const EncodeArgs& args, Queue&) const {
 }
 
 template <class Real>
-void TileCodec::decode_as(Bytes payload, Values out) const {
+void TileCodec::decode_as(Bytes payload, std::uint64_t seed, Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
   Real tile[kTile];
   for (std::size_t first = 0; first < out.count; first += kTile) {
     const std::size_t n = std::min(kTile, out.count - first);
-    const Tile place{body_of(payload), out.dtype, out.count, first, n};
+    const Tile place{body_of(payload), out.dtype, out.count, first, n, 0, seed};
     decode_tile(place, values ? values + first : tile);
     if (values) continue;
     if constexpr (std::is_same_v<Real, float>) saturate(out.dtype, tile, n);
@@ -164,22 +165,23 @@ void TileCodec::decode_as(Bytes payload, Values out) const {
 
 void TileCodec::decode(Bytes payload, Values out, Queue&) const {
   FloatEnvironment environment;
-  open(payload, out.count, out.dtype);
-  is_wide(out.dtype) ? decode_as<double>(payload, out) : decode_as<float>(payload, out);
+  const auto seed = open(payload, out.count, out.dtype).seed;
+  is_wide(out.dtype) ? decode_as<double>(payload, seed, out) : decode_as<float>(payload, seed, out);
 }
 
 // consume(first, n, total) gets the finished mean of one tile after the other. Sums are made in
 // `values` where that is not null. About to decode a tile, it calls arrive(payload's index, values
 // decoded after it).
 template <class Real, class Arrive, class Consume>
-void TileCodec::reduce_as(const ReduceArgs& args, std::size_t count, DType dtype, Real* values,
-                          Arrive arrive, Consume consume) const {
+void TileCodec::reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                          std::size_t count, DType dtype, Real* values, Arrive arrive,
+                          Consume consume) const {
   Real tile[kTile];
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t n = std::min(kTile, count - first);
     Real* const total = values ? values + first : tile;
     for (std::size_t i = 0; i < args.payloads.size(); ++i) {
-      const Tile place{body_of(args.payloads[i]), dtype, count, first, n};
+      const Tile place{body_of(args.payloads[i]), dtype, count, first, n, 0, headers[i].seed};
       arrive(i, first + n);
       i == 0 ? decode_tile(place, total) : add_tile(place, total);
     }
@@ -189,10 +191,11 @@ void TileCodec::reduce_as(const ReduceArgs& args, std::size_t count, DType dtype
 }
 
 template <class Real>
-void TileCodec::reduce_into(const ReduceArgs& args, Values out) const {
+void TileCodec::reduce_into(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                            Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
   reduce_as<Real>(
-      args, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
+      args, headers, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
       [&](std::size_t first, std::size_t n, const Real* total) {
         if (!values) store(out.dtype, total, n, out.part(first, n).data);
       });
@@ -200,8 +203,10 @@ void TileCodec::reduce_into(const ReduceArgs& args, Values out) const {
 
 void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
   FloatEnvironment environment;
-  for (const auto payload : args.payloads) open(payload, out.count, out.dtype);
-  is_wide(out.dtype) ? reduce_into<double>(args, out) : reduce_into<float>(args, out);
+  std::vector<PayloadHeader> headers;
+  for (const auto payload : args.payloads) headers.push_back(open(payload, out.count, out.dtype));
+  is_wide(out.dtype) ? reduce_into<double>(args, headers, out)
+                     : reduce_into<float>(args, headers, out);
 }
 
 // Checks the payloads' bodies as it reads them: the target counts only once its header is written.
@@ -217,7 +222,7 @@ void TileCodec::reduce_encode_as(const ReduceArgs& args, std::span<const Payload
                          headers[i].flags & kHasChecksum);
   RunningChecksum sum(body, target.checksum);
   reduce_as<Real>(
-      args, count, dtype, nullptr,
+      args, headers, count, dtype, nullptr,
       [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); },
       [&](std::size_t first, std::size_t n, const Real* total) {
         const Tile place{body.data(), dtype, count, first, n, target.position + first, target.seed};

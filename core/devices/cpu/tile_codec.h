@@ -19,7 +19,7 @@ struct Tile {
   DType dtype;
   std::size_t count, first, n;
   std::uint64_t position = 0;  // of value `first` in the whole tensor
-  std::uint64_t seed = 0;
+  std::uint64_t seed = 0;      // when decoding, the header's
 };
 
 class TileCodec : public Codec {
@@ -45,6 +45,8 @@ class TileCodec : public Codec {
  protected:
   virtual std::size_t body_bytes(std::size_t n, DType dtype) const = 0;
   virtual void write_params(std::uint8_t (&)[4]) const {}
+  // Whether decoding needs the seed, which the header then holds.
+  virtual bool keeps_seed() const { return false; }
 
   // How much of the body's start is final once its first n values are encoded: the checksum takes
   // it while it is in the cache.
@@ -69,12 +71,13 @@ class TileCodec : public Codec {
   template <class Real>
   std::size_t encode_as(const EncodeArgs& args) const;
   template <class Real>
-  void decode_as(Bytes payload, Values out) const;
+  void decode_as(Bytes payload, std::uint64_t seed, Values out) const;
   template <class Real, class Arrive, class Consume>
-  void reduce_as(const ReduceArgs& args, std::size_t count, DType dtype, Real* values,
-                 Arrive arrive, Consume consume) const;
+  void reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+                 DType dtype, Real* values, Arrive arrive, Consume consume) const;
   template <class Real>
-  void reduce_into(const ReduceArgs& args, Values out) const;
+  void reduce_into(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                   Values out) const;
   template <class Real>
   void reduce_encode_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                         const TileCodec& second, const EncodeArgs& target,
