@@ -118,7 +118,7 @@ def _reseal(payload: bytes, **fields: int) -> bytes:
     [
         {"codec": 250},
         {"dtype": 99},
-        {"count": 1000},
+        {"count": 100_000},
         {"count": 2**62},
         {"count": 2**64 - 1},
         {"body_bytes": 0},

@@ -48,7 +48,8 @@ class Array {
   std::vector<std::byte> memory_;
 };
 
-// Gradient-like values: zeros, and magnitudes that differ from block to block.
+// Gradient-like values: zeros, most of them where `seed` is odd, and magnitudes that differ from
+// block to block.
 Array random_array(DType dtype, std::size_t count, std::uint64_t seed);
 
 // Every registered codec with every combination of common options that it takes.

@@ -40,6 +40,23 @@ def test_every_alias_is_the_codec_of_its_name():
         ("block_float8", {"block_size": True}, "block_size = true; allowed: an integer"),
         ("block_float8", {"rounding": "up"}, "rounding = 'up'; allowed: nearest or stochastic"),
         ("block_float4", {"level": 9}, "level = 9; allowed: fast or best"),
+        (
+            "sparse",
+            {"inner": "sparse"},
+            "inner = 'sparse'; allowed: a codec that holds every value",
+        ),
+        ("sparse", {"inner": 8}, "inner = 8; allowed: a codec's name"),
+        ("sparse", {"inner": "zip"}, "unknown codec 'zip'"),
+        ("sparse", {"block_size": 64}, "'identity' has no option 'block_size'"),
+        ("sparse(block_float8)", {"inner": "identity"}, "leave the option 'inner' out"),
+        ("sparse", {"sparsity_threshold": 1.5}, "sparsity_threshold = 1.5.*from 0 to 1"),
+        ("sparse", {"sparsity_threshold": float("nan")}, "sparsity_threshold = nan"),
+        ("sparse", {"sparsity_threshold": "half"}, "'half'; allowed: a number"),
+        ("sparse", {"top_k": 0}, "top_k = 0; allowed: a share of the values, more than 0"),
+        ("sparse", {"top_k": 1.01}, "top_k = 1.01"),
+        ("sparse", {"threshold": -1.0}, "threshold = -1.0.*a finite magnitude"),
+        ("sparse", {"threshold": 0.1, "top_k": 0.1}, "one of top_k and threshold"),
+        ("sparse", {"rotation": "hadamard"}, "rotation = 'hadamard'; allowed: none"),
         ("block_float3", {"rotation": "dct"}, "rotation = 'dct'; allowed: none or hadamard"),
     ],
 )
@@ -173,12 +190,12 @@ def test_another_codecs_payload_is_refused_with_the_way_out():
 @each_codec
 def test_pieces_know_their_position(case):
     """F018"""
-    array = np.random.default_rng(2).standard_normal(4096).astype(np.float32)
+    array = np.random.default_rng(2).standard_normal(8192).astype(np.float32)
     codec = make(case)
     whole = codec.decode(codec.encode(array, seed=3))
     pieces = [
-        codec.decode(codec.encode(array[a : a + 1024], seed=3, position=a))
-        for a in range(0, 4096, 1024)
+        codec.decode(codec.encode(array[a : a + 2048], seed=3, position=a))
+        for a in range(0, array.size, 2048)
     ]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 

@@ -169,7 +169,8 @@ def test_the_mean_of_large_equal_values_is_finite_at_eight_ranks(case, algorithm
         )
         assert_same_bits(found)
         assert (np.abs(widen(found[0], dtype) - widen(arrays[0], dtype)) <= both).all()
-    if dtype == "float16" and "rotation" not in case.options:  # which has its error everywhere
+    # A rotation has its error everywhere, and top-k drops most of them.
+    if dtype == "float16" and not {"rotation", "top_k"} & {*case.options}:
         total = all_reduce(8, arrays, dtype, case.core, average=False, algorithm=algorithm)
         assert_same_bits(total)
         assert not np.isfinite(total[0]).any()
