@@ -10,7 +10,6 @@ import reference
 from codec_cases import Case, bound_of, decode, encode, reduce, reduce_encode, round_trip
 
 import cccl
-from cccl import _core
 
 CELL = 2048
 EXACT = Case("sparse", {})
@@ -180,10 +179,3 @@ def test_a_cell_that_contradicts_itself_is_refused(name):
     if name != "another inner codec":  # whose payload it then is
         with pytest.raises(cccl.CorruptPayloadError):
             cccl.decode(payload)
-
-
-def test_it_runs_on_cpus_only():
-    if _core.cuda_device_count() == 0:
-        pytest.skip("a build without CUDA has another message")
-    with pytest.raises(cccl.UnsupportedError, match="'sparse' runs on CPUs only"):
-        _core.codec_on_cuda(EXACT.core)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cccl
+from cccl import _core
 
 each_codec = pytest.mark.parametrize("case", CASES, ids=str)
 NUMPY_FLOATS = [dtype for dtype in FLOATS if dtype != "bfloat16"]
@@ -198,6 +199,17 @@ def test_pieces_know_their_position(case):
         for a in range(0, array.size, 2048)
     ]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+@pytest.mark.skipif(not _core.cuda_built(), reason="a build without CUDA has another message")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sparse", {}), *((f"block_float{bits}", {}) for bits in (6, 5, 3, 2)),
+     ("block_float8", {"rotation": "hadamard"})],
+)  # fmt: skip
+def test_what_runs_on_cpus_only_says_so_when_asked_for_a_device(name, options):
+    with pytest.raises(cccl.UnsupportedError, match=rf"{name}.*runs on CPUs only"):
+        _core.codec_on_cuda(_core.make_codec(name, options))
 
 
 class TestTorch:
