@@ -16,7 +16,7 @@ namespace cccl {
 
 namespace {
 
-bool holds(std::span<const CodecEntry> entries, const Codec& codec) {
+[[maybe_unused]] bool holds(std::span<const CodecEntry> entries, const Codec& codec) {
   return std::ranges::any_of(entries,
                              [&](const auto& entry) { return entry.info.id == codec.info().id; });
 }

@@ -100,7 +100,7 @@ std::string Sparse::spec() const {
          (settings_.threshold > 0 ? ", threshold=" + shortest(settings_.threshold) : "") + ")";
 }
 
-// `elements` where the very bits count or are kept, else null.
+// Looks at `elements` where values are exact, else at `values`.
 template <class Real>
 Places Sparse::choose(const std::byte* elements, const Real* values, std::size_t n,
                       DType dtype) const {
@@ -129,7 +129,8 @@ class Sparse::Writer final : public PayloadWriter {
     write_sums(first, n, values);
   }
 
-  // `elements` where the very bits count or are kept; `values` where not the bits alone count.
+  // Looks at `elements` where the inner codec keeps them, and at `values` where it does not or some
+  // are dropped.
   template <class Real>
   void write_cell(std::size_t first, std::size_t n, const std::byte* elements, const Real* values) {
     const auto dtype = args_.in.dtype;
