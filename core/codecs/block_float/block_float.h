@@ -102,7 +102,7 @@ constexpr std::uint32_t rotation_signs(std::uint32_t word, std::uint64_t seed) {
 }
 
 // Decoding a rotated block adds up to kMaxBlock values. A scale from here on (2^100 as bfloat16)
-// has no room for that: its values are divided by the block size meanwhile.
+// may have no room for that: its values are divided by the block size meanwhile.
 inline constexpr std::uint16_t kHugeScale = 0x7180;
 
 }  // namespace cccl::block_float

@@ -236,10 +236,10 @@ template <int kBits>
   Extremes found = {};
   Scales scales;
   find_extremes(x, blocks, block, found);
-  bool searched = false;
-  if constexpr (kBits <= kMostSearchedBits) searched = rounding.search;
-  if constexpr (kBits <= kMostSearchedBits)
+  const bool searched = kBits <= kMostSearchedBits && rounding.search;
+  if constexpr (kBits <= kMostSearchedBits) {
     if (searched) encode_searched<kBits>(x, blocks, block, found, scales, codes);
+  }
   if (!searched) encode_linear<kBits>(x, blocks, block, found, rounding, scales, codes);
   bool non_finite = false;
   for (std::size_t b = 0; b < blocks; ++b) {
