@@ -67,15 +67,17 @@ def codecs(repeats: int) -> list[dict[str, Any]]:
     print("\n| codec | encode | decode | accumulate | reduce of 4 | memcpy |")
     print("|---|---|---|---|---|---|")
     rows = []
-    for options in (["--codec", "block_float8", "block_float4"],
-                    ["--codec", "block_float4", "--level", "best"],
+    narrow = [f"block_float{bits}" for bits in (6, 5, 3, 2)]
+    for options in (["--codec", "block_float8", "block_float4", *narrow],
+                    ["--codec", "block_float4", "block_float3", "--level", "best"],
+                    ["--codec", "block_float8", "block_float4", "--rotation", "hadamard"],
                     ["--codec", "block_float8", "block_float4", "--rounding", "stochastic"],
                     ["--codec", "cast_bf16", "identity"]):  # fmt: skip
         rows += rows_of([*BENCH, "codec", *options, "--json", "--repeats", str(repeats)])
     for row in rows:
         shown = [f"{row[key]:.1f} ({row[key] / row['copy_gbps']:.2f}x)"
                  for key in ("encode_gbps", "decode_gbps", "accumulate_gbps")]  # fmt: skip
-        name = f"{row['codec']}, {row['rounding']}, {row['level']}"
+        name = ", ".join(row[key] for key in ("codec", "rounding", "level", "rotation"))
         print(f"| {name} | {' | '.join(shown)} | {row['reduce_gbps']:.1f} "
               f"| {row['copy_gbps']:.1f} |", flush=True)  # fmt: skip
     return rows

@@ -3,7 +3,8 @@
     python docs/measure_format.py --input tests/data/gradients.npz
 
 Prints NMSE = sum((decoded - x)^2) / sum(x^2) for each block size, scheme and width, and the largest
-error as a share of its block's extreme. Checks that "ours" is what cccl decodes, bit for bit.
+error as a share of its block's extreme. Checks that "ours" is what cccl decodes, bit for bit;
+what is rotated is what cccl decodes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ import cccl
 
 Array = np.ndarray
 F = np.float32
-WIDTHS = (3, 4, 5, 6, 8)
+WIDTHS = (2, 3, 4, 5, 6, 8)
+SEARCHED = (2, 3, 4)
 BLOCKS = (32, 64, 128, 256, 512, 1024)
 LEVELS = np.float32([-127, -97, -77, -61, -47, -33, -21, -10, 0, 12, 23, 35, 49, 65, 84, 107])
 CUTS = 128 + np.floor((LEVELS[1:] + LEVELS[:-1]) / 2)
@@ -31,7 +33,9 @@ SCHEMES = (
     ("signed, half a step, power of two up", "half step", "power of two", None),
     ("signed, half a step, bfloat16 nearest", "half step", "nearest", None),
     ("ours: signed, half a step, bfloat16 up", "half step", "up", "fast"),
-    ("ours, level best: codebook, search", "search", "up", "best"),
+    ("ours, level best", "search", "up", "best"),
+    ("ours, rotated", "rotated", "up", "fast"),
+    ("ours, rotated, level best", "rotated", "up", "best"),
 )
 
 
@@ -68,14 +72,20 @@ def squared_error(x: Array, decoded: Array, extreme: Array) -> Array:
     return sums
 
 
-def search(x: Array, extreme: Array, opposite: Array, sign: Array) -> Array:
-    """The codebook with the better of two scales; the first of equals."""
-    reaching = np.maximum(extreme * (F(1) / F(127)), opposite * (F(0.97) / F(107)))
+def search(x: Array, bits: int, extreme: Array, opposite: Array, sign: Array) -> Array:
+    """The better of two scales, the first of equals; at 4 bits with the codebook."""
+    half = 1 << (bits - 1)
+    reaching = np.maximum(extreme * F(1 / half), opposite * (F(1) / F(half - 0.5)))
+    if bits == 4:
+        reaching = np.maximum(extreme * (F(1) / F(127)), opposite * (F(0.97) / F(107)))
     best, least = np.zeros_like(x), np.full_like(extreme, np.inf)
-    for clip in (F(1), F(0.92)):
+    for clip in (F(1), F({4: 0.92, 3: 0.8, 2: 0.65}[bits])):
         scale = round_scale(reaching * clip, "up") * sign
-        linear = np.clip(np.rint(over(x, scale)) + 128, 0, 255)
-        decoded = LEVELS[np.searchsorted(CUTS, linear)] * scale
+        if bits == 4:
+            linear = np.clip(np.rint(over(x, scale)) + 128, 0, 255)
+            decoded = LEVELS[np.searchsorted(CUTS, linear)] * scale
+        else:
+            decoded = np.clip(np.rint(over(x, scale)), -half, half - 1) * scale
         error = squared_error(x, decoded, extreme)
         best, least = np.where(error < least, decoded, best), np.minimum(error, least)
     return best
@@ -89,7 +99,7 @@ def code(x: Array, bits: int, rule: str, rounding: str) -> Array:
     extreme, opposite = np.maximum(top, bottom), np.minimum(top, bottom)
     sign = np.where(top > bottom, F(-1), F(1))
     if rule == "search":
-        return search(x, extreme, opposite, sign)
+        return search(x, bits, extreme, opposite, sign)
     if rule == "symmetric":
         scale = extreme / F(half - 1)
     elif rule == "signed":
@@ -106,22 +116,27 @@ def measure(arrays: list[Array], shifts: int, block: int, bits: int, scheme: Any
     """NMSE, and the largest error as a share of its block's extreme, over `shifts` ways to cut the
     values into blocks: a few blocks hold most of the energy."""
     _, rule, rounding, level = scheme
-    if rule == "search" and bits != 4:
+    if level == "best" and bits not in SEARCHED:
         return None
+    rotation = "hadamard" if rule == "rotated" else "none"
     errors = squares = worst = 0.0
     for values, shift in itertools.product(arrays, range(shifts)):
         x = np.zeros((-(-values.size // block), block), F)
         x.ravel()[: values.size] = rolled = np.roll(values, shift * block // shifts)
-        decoded = code(x, bits, rule, rounding) + F(0)
+        decoded = np.zeros_like(x)
+        if level:
+            codec = cccl.codec(
+                f"block_float{bits}", block_size=block, level=level, rotation=rotation
+            )
+            decoded.ravel()[: values.size] = back = codec.decode(codec.encode(rolled))
+        if rule != "rotated":
+            decoded = code(x, bits, rule, rounding) + F(0)
+            if level and back.tobytes() != decoded.ravel()[: values.size].tobytes():
+                raise SystemExit(f"the model differs from {codec!r}")
         error = np.abs(decoded.astype(np.float64) - x)
         errors += float((error**2).sum())
         squares += float((x.astype(np.float64) ** 2).sum())
         worst = max(worst, (error.max(axis=1) / np.abs(x).max(axis=1).clip(2.0**-100)).max())
-        if level and bits in (4, 8):
-            codec = cccl.codec(f"block_float{bits}", block_size=block, level=level)
-            back = codec.decode(codec.encode(rolled))
-            if back.tobytes() != decoded.ravel()[: values.size].tobytes():
-                raise SystemExit(f"the model differs from {codec!r}")
     return np.array([errors / squares, worst])
 
 

@@ -33,8 +33,9 @@ class Config:
     """
 
     compression_type: str = "block_float8"
-    """Codec, by name or alias; "none" to send everything plain; or "auto": whichever is faster for
-    each collective, dtype and size, plain or one of `auto_codecs`, measured at first use."""
+    """Codec, by name or alias, also within another as in "sparse(block_float8)"; "none" to send
+    everything plain; or "auto": whichever is faster for each collective, dtype and size, plain or
+    one of `auto_codecs`, measured at first use."""
 
     result_type: str | None = None
     """Codec of the second leg, from a shard's owner to everyone; None: the same."""
@@ -49,17 +50,29 @@ class Config:
     """"nearest", or "stochastic": unbiased, keyed by seed and element position."""
 
     level: str = "fast"
-    """Encoder effort: "fast", or "best" (searches scales at 4 bits; same format and decoder)."""
+    """Encoder effort: "fast", or "best" (searches scales at 4 bits and fewer; same format and
+    decoder)."""
+
+    rotation: str = "none"
+    """"none", or "hadamard": block_float codecs spread each block's outliers over the block before
+    they round, with random signs drawn from the seed. On CPUs."""
 
     seed: int = 0
-    """Of stochastic rounding in the first leg; the second is keyed by the collective's number."""
+    """Of stochastic rounding and rotation in the first leg; the second is keyed by the
+    collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
     """Collectives that are compressed; the others go plain."""
 
     sparsity_threshold: float = 0.5
-    """Share of zeros above which a sparse codec may take over, from 0 to 1. This version has no
-    sparse codec: the value is checked and kept, and `cccl.report()` says that it has no effect."""
+    """Share of zeros, from 0 to 1, above which `sparse` leaves zeros out if that saves bytes."""
+
+    top_k: float | None = None
+    """Share of the values, more than 0 and at most 1, that `sparse` keeps: the largest of every
+    2048. None: all."""
+
+    threshold: float | None = None
+    """Magnitude below which `sparse` drops values, more than 0. None: it drops none."""
 
     chunk_size: int | str = "auto"
     """Bytes of values per pipeline chunk, all ranks' shards together ("2MiB"), or "auto". Never
@@ -113,14 +126,18 @@ class Config:
         if name in (None, PLAIN, AUTO):
             return None
         codec = _core.make_codec(name, {})
-        if "block_size" not in codec.spec:
-            return codec
-        options: dict[str, int | str] = {
-            "block_size": self.block_size,
-            "rounding": self.rounding,
-            "level": self.level,
-        }
-        return _core.make_codec(name, options)
+        options: dict[str, float | int | str] = {}
+        if "block_size" in codec.spec:
+            options["block_size"] = self.block_size
+            options["rounding"] = self.rounding
+            options["level"] = self.level
+        if codec.name == "sparse":
+            options["sparsity_threshold"] = self.sparsity_threshold
+            options |= {} if self.top_k is None else {"top_k": self.top_k}
+            options |= {} if self.threshold is None else {"threshold": self.threshold}
+        if "block_size" in codec.spec or codec.name == "sparse":
+            options["rotation"] = self.rotation
+        return _core.make_codec(name, options) if options else codec
 
     @functools.cached_property
     def codecs(self) -> tuple[_core.Codec, _core.Codec] | None:
@@ -153,6 +170,14 @@ class Config:
     def compresses(self) -> bool:
         """Whether anything may go compressed."""
         return self.codecs is not None or bool(self.candidates)
+
+    @property
+    def unused(self) -> list[str]:
+        """Settings that were changed and that no codec named here takes."""
+        named = f"{self.compression_type} {self.result_type} {self.auto_codecs}"
+        fields = () if "sparse" in named else ("sparsity_threshold", "top_k", "threshold")
+        defaults = type(self).__dataclass_fields__
+        return [name for name in fields if getattr(self, name) != defaults[name].default]
 
     @property
     def chunk_bytes(self) -> int:
@@ -226,14 +251,15 @@ def _one_of(*names: str) -> tuple[str, Callable[[Any], bool]]:
 
 
 def _is_codec(value: Any) -> bool:
-    return isinstance(value, str) and value in _codec_names()
+    names = re.fullmatch(r"(\w+)(?:\((\w+)\))?", value) if isinstance(value, str) else None
+    return names is not None and all(n in _codec_names() for n in names.groups() if n)
 
 
 def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
-_CODECS = ", ".join(_codec_names())
+_CODECS = ", ".join([*_codec_names(), "sparse(<codec>)"])
 
 # Of each field: what an error says is allowed, and the check.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -247,10 +273,15 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
                    lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
     "rounding": _one_of("nearest", "stochastic"),
     "level": _one_of("fast", "best"),
+    "rotation": _one_of("none", "hadamard"),
     "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
     "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
                           lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),
     "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
+    "top_k": ("a share of the values, more than 0 and at most 1",
+              lambda v: v is None or (isinstance(v, float) and 0 < v <= 1)),
+    "threshold": ("a finite magnitude, more than 0",
+                  lambda v: v is None or (isinstance(v, float) and 0 < v < float("inf"))),
     "chunk_size": ("'auto', or 4096 bytes to 1024 GiB, as an integer or as '2MiB'",
                    lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
                                              and 4096 <= parse_bytes(v) <= 1 << 40)),
@@ -284,6 +315,8 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_codecs": _to_tuple,
     "collective_filter": _to_tuple,
     "sparsity_threshold": _to_float,
+    "top_k": _to_float,
+    "threshold": _to_float,
     "deadline": _to_float,
 }
 
@@ -329,7 +362,7 @@ def _parse(variable: str, key: str, text: str) -> Any:
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
         if isinstance(default, int) or (key == "window" and text != "auto"):
             return int(text)
-        if isinstance(default, float) or key == "deadline":
+        if isinstance(default, float) or key in ("deadline", "top_k", "threshold"):
             return float(text)
     except (KeyError, ValueError):
         raise ConfigError(f"{variable} = {text!r}; allowed: {_RULES[key][0]}") from None

@@ -94,8 +94,10 @@ def report() -> str:
         f"{total['bytes_sent'] / 1e6:.2f} MB sent instead of {total['plain_bytes'] / 1e6:.2f} MB: "
         f"{total['ratio']:.2f}x"
     )
-    if current_config().sparsity_threshold != 0.5:
-        text.append("sparsity_threshold has no effect: this version has no sparse codec")
+    text += [
+        f"{name} has no effect: neither compression_type nor result_type is sparse"
+        for name in current_config().unused
+    ]
     return "\n".join(text)
 
 

@@ -32,6 +32,7 @@ def add_commands(commands: Any) -> None:
         epilog="example: python -m cccl bench codec --codec block_float4",
     )
     codec.add_argument("--isa", default="auto", help="auto, baseline, avx2 or avx512")
+    codec.add_argument("--zeros", type=float, default=0.0, help="share of values made 0")
     codec.add_argument("--peers", action="store_true", help="other libraries' codecs too (CUDA)")
     codec.set_defaults(run=run_codec)
 
@@ -73,6 +74,9 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--block-size", type=int, default=128)
         command.add_argument("--rounding", default="nearest", help="nearest or stochastic")
         command.add_argument("--level", default="fast", help="fast or best")
+        command.add_argument("--rotation", default="none", help="none or hadamard")
+        command.add_argument("--top-k", type=float, help="share of values that sparse keeps")
+        command.add_argument("--threshold", type=float, help="magnitude below which sparse drops")
         command.add_argument("--repeats", type=int, default=10, help="of which the median counts")
         command.add_argument("--json", action="store_true", help="one JSON object per line")
 
@@ -124,6 +128,9 @@ def config_of(name: str, options: argparse.Namespace) -> Config:
         block_size=options.block_size,
         rounding=options.rounding,
         level=options.level,
+        rotation=options.rotation,
+        top_k=options.top_k,
+        threshold=options.threshold,
     )
 
 
@@ -136,7 +143,7 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
     """
     codec = _codec_of(name, options)
     dtype = _floating(options.dtype)
-    values = values_of(numel, options.input)
+    values = with_zeros(values_of(numel, options.input), options.zeros)
     cast = _cast(values, dtype)
     source = _aligned(cast.nbytes).view(cast.dtype)
     source[:] = cast
@@ -189,7 +196,7 @@ def measure_codec(name: str, numel: int, options: argparse.Namespace) -> dict[st
 def measure_on_cuda(name: str, numel: int, options: argparse.Namespace) -> dict[str, Any]:
     """The same on a CUDA device, with sums of several payloads, beside the device's copy."""
     codec = _codec_of(name, options)
-    values = values_of(min(numel, 1 << 22), options.input)
+    values = with_zeros(values_of(min(numel, 1 << 22), options.input), options.zeros)
     measured = _bench_cuda.measure_codec(
         codec, numel, _floating(options.dtype), values, options.repeats
     )
@@ -213,6 +220,8 @@ def _settings(codec: _core.Codec, numel: int, options: argparse.Namespace) -> di
         "block_size": options.block_size,
         "rounding": options.rounding,
         "level": options.level,
+        "rotation": options.rotation,
+        "zeros": options.zeros,
     }
 
 
@@ -225,6 +234,15 @@ def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
     rows = np.exp(generator.standard_normal(numel // 1024 + 1, np.float32))
     scale = np.repeat(rows, 1024)[:numel] * np.float32(1e-3)
     return generator.standard_normal(numel, np.float32) * scale
+
+
+def with_zeros(values: np.ndarray, share: float) -> np.ndarray:
+    """A random `share` of the values becomes 0."""
+    if not 0 <= share <= 1:
+        raise ConfigError(f"zeros = {share}; allowed: a share from 0 to 1")
+    if share:
+        values = np.where(np.random.default_rng(1).random(values.size) < share, 0, values)
+    return values.astype(np.float32, copy=False)
 
 
 def _aligned(nbytes: int) -> np.ndarray:

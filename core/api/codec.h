@@ -87,7 +87,11 @@ class OptionReader {
       : codec_(std::move(codec)), options_(std::move(options)) {}
 
   std::int64_t integer(const std::string& key, std::int64_t fallback);
+  double number(const std::string& key, double fallback);
   std::string choice(const std::string& key, std::span<const std::string_view> allowed);
+  // The codec that `key` names, made of all options that were not asked for yet.
+  std::shared_ptr<const Codec> inner(const std::string& key, const std::string& fallback);
+  bool given(const std::string& key) const { return options_.contains(key); }
 
   [[noreturn]] void refuse(const std::string& key, const std::string& allowed) const;
   void finish() const;  // throws ConfigError if an option was not asked for
@@ -109,7 +113,7 @@ struct CodecEntry {
 
 std::vector<const CodecEntry*> registered_codecs();
 
-// By name or alias. Throws ConfigError with the nearest names.
+// By name or alias; "outer(inner)" sets the outer codec's option `inner`. Throws ConfigError.
 std::shared_ptr<const Codec> make_codec(const std::string& name, const Options& options = {});
 
 // The same codec for arrays on a device of that kind. Throws UnsupportedError where there is none.

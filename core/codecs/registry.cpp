@@ -16,7 +16,7 @@ namespace cccl {
 
 namespace {
 
-bool holds(std::span<const CodecEntry> entries, const Codec& codec) {
+[[maybe_unused]] bool holds(std::span<const CodecEntry> entries, const Codec& codec) {
   return std::ranges::any_of(entries,
                              [&](const auto& entry) { return entry.info.id == codec.info().id; });
 }
@@ -29,8 +29,14 @@ std::shared_ptr<const Codec> codec_on(DeviceKind kind, std::shared_ptr<const Cod
   if (holds(folder##_codecs(), *codec)) return folder##_on_cuda(std::move(codec));
 #include "device_codec_list.inc"
 #undef CCCLIB_CODEC
-  throw UnsupportedError(std::string("codec '") + codec->info().name +
-                         "' has no CUDA build; rebuild with CCCLIB_CUDA=ON");
+  constexpr bool kHasCuda = 0
+#define CCCLIB_CODEC(folder) +1
+#include "device_codec_list.inc"
+#undef CCCLIB_CODEC
+      ;
+  throw UnsupportedError(
+      std::string("codec '") + codec->info().name +
+      (kHasCuda ? "' runs on CPUs only" : "' has no CUDA build; rebuild with CCCLIB_CUDA=ON"));
 }
 
 std::vector<const CodecEntry*> registered_codecs() {
@@ -43,6 +49,13 @@ std::vector<const CodecEntry*> registered_codecs() {
 }
 
 std::shared_ptr<const Codec> make_codec(const std::string& name, const Options& options) {
+  if (const auto open = name.find('('); open != name.npos && name.ends_with(')')) {
+    auto nested = options;
+    const auto inner = name.substr(open + 1, name.size() - open - 2);
+    if (!nested.emplace("inner", inner).second)
+      throw ConfigError("codec '" + name + "' names its inner codec; leave the option 'inner' out");
+    return make_codec(name.substr(0, open), nested);
+  }
   std::string known;
   for (const auto* entry : registered_codecs()) {
     const auto& aliases = entry->info.aliases;
@@ -84,6 +97,25 @@ std::int64_t OptionReader::integer(const std::string& key, std::int64_t fallback
   if (!value) return fallback;
   if (const auto* number = std::get_if<std::int64_t>(value)) return *number;
   refuse(key, "an integer");
+}
+
+double OptionReader::number(const std::string& key, double fallback) {
+  const auto* value = take(key);
+  if (!value) return fallback;
+  if (const auto* number = std::get_if<double>(value)) return *number;
+  if (const auto* number = std::get_if<std::int64_t>(value)) return static_cast<double>(*number);
+  refuse(key, "a number");
+}
+
+std::shared_ptr<const Codec> OptionReader::inner(const std::string& key,
+                                                 const std::string& fallback) {
+  const auto* value = take(key);
+  const auto* name = value ? std::get_if<std::string>(value) : &fallback;
+  if (!name) refuse(key, "a codec's name");
+  Options rest;
+  for (const auto& [option, content] : options_)
+    if (known_.insert(option).second) rest[option] = content;
+  return make_codec(*name, rest);
 }
 
 std::string OptionReader::choice(const std::string& key,

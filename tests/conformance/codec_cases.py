@@ -25,6 +25,23 @@ _OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"block_size": 1024},
     {"block_size": 32, "level": "best"},
     {"block_size": 1024, "rounding": "stochastic"},
+    {"rotation": "hadamard"},
+    {"rotation": "hadamard", "block_size": 32, "rounding": "stochastic"},
+    {"rotation": "hadamard", "block_size": 1024, "level": "best"},
+)
+# Of the narrower block codecs, which share their source with block_float8 and block_float4.
+_NARROW_OPTION_SETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"block_size": 1024, "rounding": "stochastic"},
+    {"block_size": 32, "level": "best"},
+    {"rotation": "hadamard"},
+)
+_SPARSE_OPTION_SETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"inner": "block_float8", "sparsity_threshold": 0.25},
+    {"inner": "block_float3", "block_size": 32, "rounding": "stochastic"},
+    {"inner": "cast_bf16", "threshold": 0.01},
+    {"top_k": 0.1},
 )
 
 
@@ -77,10 +94,27 @@ class OnCuda:
         return self._call("reduce_encode", *arguments)
 
 
+def _option_sets(name: str) -> list[dict[str, Any]]:
+    if name == "sparse":
+        return list(_SPARSE_OPTION_SETS)
+    if name in ("block_float6", "block_float5"):
+        return [o for o in _NARROW_OPTION_SETS if "level" not in o]  # it makes no difference
+    narrow = name in ("block_float3", "block_float2")
+    return [o for o in (_NARROW_OPTION_SETS if narrow else _OPTION_SETS) if _takes(name, o)]
+
+
 def _takes(name: str, options: dict[str, Any]) -> bool:
     try:
         _core.make_codec(name, options)
     except cccl.ConfigError:
+        return False
+    return True
+
+
+def _runs_on(device: str, case: Case) -> bool:
+    try:
+        case.on(device).core.supports(1)
+    except cccl.UnsupportedError:
         return False
     return True
 
@@ -90,11 +124,11 @@ CASES = [
     Case(name, options, device)
     for device in DEVICES
     for name in cccl.codec_names()
-    for options in _OPTION_SETS
-    if _takes(name, options)
+    for options in _option_sets(name)
+    if _runs_on(device, Case(name, options))
 ]
 LOSSY = [case for case in CASES if not case.core.lossless]
-BLOCKS = [case for case in CASES if "block_size" in case.core.spec]
+BLOCKS = [case for case in CASES if case.name.startswith("block_float")]
 
 
 def supported(case: Case) -> list[str]:
@@ -210,11 +244,18 @@ def round_trip(core: Any, raw: np.ndarray, dtype: str, **where: int) -> np.ndarr
     return decode(core, encode(core, raw, dtype, **where), raw.size, dtype)
 
 
+def _sources(core: Any, payloads: list[bytes]) -> list[Any]:
+    """In memory of one size, as they arrive: what follows a shorter one is not its own."""
+    most = max(map(len, payloads))
+    return [guarded(core, most, 0, p + bytes([_GUARD_BYTE]) * (most - len(p))) for p in payloads]
+
+
 def reduce(core: Any, payloads: list[bytes], divisor: float, count: int, dtype: str) -> np.ndarray:
     number, size, _ = DTYPES[dtype]
-    sources = [guarded(core, len(p), 0, p) for p in payloads]
+    sources = _sources(core, payloads)
+    nbytes = sources[0].nbytes
     out = guarded(core, count * size)
-    core.reduce([s.address for s in sources], len(payloads[0]), divisor, out.address, count, number)
+    core.reduce([s.address for s in sources], nbytes, divisor, out.address, count, number)
     out.check()
     return np.frombuffer(out.bytes.tobytes(), storage(dtype))
 
@@ -224,10 +265,10 @@ def reduce_encode(
     *, seed: int = 0, position: int = 0,
 ) -> bytes:  # fmt: skip
     number = DTYPES[dtype][0]
-    sources = [guarded(core, len(p), 0, p) for p in payloads]
+    sources = _sources(core, payloads)
     out = guarded(core, second.max_encoded_bytes(count, number))
     size = core.reduce_encode(
-        [s.address for s in sources], len(payloads[0]), divisor, second, out.address, out.nbytes,
+        [s.address for s in sources], sources[0].nbytes, divisor, second, out.address, out.nbytes,
         count, number, position, seed,
     )  # fmt: skip
     out.check()

@@ -6,7 +6,8 @@ import numpy as np
 from codec_cases import SIZES, narrow, storage, unsigned, widen
 from hypothesis import strategies as st
 
-KINDS = ("bits", "normal", "heavy", "denormal", "huge", "constant", "zeros", "spike", "ties")
+KINDS = ("bits", "normal", "heavy", "denormal", "huge", "constant", "zeros", "spike", "ties",
+         "sparse")  # fmt: skip
 
 
 def finite_only(raw: np.ndarray, dtype: str) -> np.ndarray:
@@ -41,6 +42,7 @@ def make(kind: str, n: int, dtype: str, rng: np.random.Generator) -> np.ndarray:
         "constant": lambda: np.full(n, rng.standard_normal()),
         "zeros": lambda: np.zeros(n),
         "spike": lambda: np.where(np.arange(n) == rng.integers(0, max(n, 1)), 100.0, 1e-4),
+        "sparse": lambda: rng.standard_normal(n) * (rng.random(n) < rng.choice([0.3, 0.1, 0.003])),
         "ties": lambda: rng.integers(-256, 257, n) / 2.0,
     }[kind]()
     return finite_only(narrow(values, dtype), dtype)

@@ -57,7 +57,7 @@ class Identity:
     def body(self, values: np.ndarray, position: int, seed: int) -> bytes:
         return store(values, self.dtype).tobytes()
 
-    def values(self, body: bytes, count: int) -> np.ndarray:
+    def values(self, body: bytes, count: int, seed: int = 0) -> np.ndarray:
         kind = np.uint16 if self.dtype == "bfloat16" else self.dtype
         return load(np.frombuffer(body, kind), self.dtype)
 
@@ -71,7 +71,7 @@ class Cast:
     def body(self, values: np.ndarray, position: int, seed: int) -> bytes:
         return store(_single(values), self.to).tobytes()
 
-    def values(self, body: bytes, count: int) -> np.ndarray:
+    def values(self, body: bytes, count: int, seed: int = 0) -> np.ndarray:
         kind = np.uint16 if self.to == "bfloat16" else self.to
         return load(np.frombuffer(body, kind), self.to)
 
@@ -93,14 +93,34 @@ def random_bits(position: int, count: int, seed: int) -> np.ndarray:
         return mix(mix(low ^ np.uint32(seed & 0xFFFFFFFF)) + key)
 
 
+def _hadamard(rows: np.ndarray) -> np.ndarray:
+    """Of each row, in float32: sums and differences at distances 1, 2, 4 ... in turn."""
+    count, length = rows.shape
+    distance = 1
+    while distance < length:
+        pairs = rows.reshape(count, length // (2 * distance), 2, distance)
+        first, second = pairs[:, :, 0], pairs[:, :, 1]
+        rows = np.stack([first + second, first - second], axis=2).reshape(count, length)
+        distance *= 2
+    return rows
+
+
 class BlockFloat:
     def __init__(self, bits: int, block_size: int = 128, rounding: str = "nearest",
-                 level: str = "fast"):  # fmt: skip
+                 level: str = "fast", rotation: str = "none"):  # fmt: skip
         self.bits, self.block, self.half = bits, block_size, 1 << (bits - 1)
         self.stochastic = rounding == "stochastic"
-        self.searched = level == "best" and bits == 4
-        self.number = {8: 4, 4: 5}[bits]
-        self.params = (bits, block_size.bit_length() - 1, int(self.searched), 0)
+        self.best = level == "best" and bits <= 4
+        self.codebook = self.best and bits == 4
+        self.rotated = rotation == "hadamard"
+        self.number = {8: 4, 4: 5, 6: 6, 5: 7, 3: 8, 2: 9}[bits]
+        log2_block = block_size.bit_length() - 1
+        self.params = (bits, log2_block, int(self.codebook), int(self.rotated))
+
+    def signs(self, seed: int) -> np.ndarray:
+        words = random_bits(1 << 63, self.block // 32, seed)
+        bits = words[:, None] >> np.arange(32, dtype=np.uint32) & 1
+        return np.where(bits.ravel(), _F(-1), _F(1))
 
     def _scale_bits(self, magnitude: np.ndarray, bits: int) -> np.ndarray:
         """bfloat16, rounded up; small enough that 2^(bits-1) x scale is finite."""
@@ -119,6 +139,16 @@ class BlockFloat:
             inverse = np.where(scale == 0, _F(0), _F(1) / (scale * lift)).astype(_F)
         return (x * lift[:, None]) * inverse[:, None]
 
+    def _scale(self, needed: np.ndarray, extreme: np.ndarray, mirrored: np.ndarray,
+               bits: int) -> np.ndarray:  # fmt: skip
+        scale = self._scale_bits(needed, bits)
+        scale[(scale == 0) & (extreme > 0)] = 1
+        return scale | np.where(mirrored, 0x8000, 0).astype(np.uint16)
+
+    def _needed(self, extreme: np.ndarray, opposite: np.ndarray) -> np.ndarray:
+        reach = self.half - (1.0 if self.stochastic else 0.5)
+        return np.maximum(extreme * _F(1 / self.half), opposite * (_F(1) / _F(reach)))
+
     def _linear(
         self,
         x: np.ndarray,
@@ -128,11 +158,7 @@ class BlockFloat:
         position: int,
         seed: int,
     ) -> tuple[np.ndarray, np.ndarray]:
-        reach = self.half - (1.0 if self.stochastic else 0.5)
-        needed = np.maximum(extreme * _F(1 / self.half), opposite * (_F(1) / _F(reach)))
-        scale = self._scale_bits(needed, self.bits)
-        scale[(scale == 0) & (extreme > 0)] = 1
-        scale |= np.where(mirrored, 0x8000, 0).astype(np.uint16)
+        scale = self._scale(self._needed(extreme, opposite), extreme, mirrored, self.bits)
         scaled = self._scaled(x, self._value(scale))
         if self.stochastic:
             random = random_bits(position, x.size, seed).reshape(x.shape)
@@ -144,8 +170,11 @@ class BlockFloat:
     def _search(self, x: np.ndarray, extreme: np.ndarray, opposite: np.ndarray,
                 mirrored: np.ndarray) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
         """The scale that reaches the extremes, or a smaller one if its squared error is less."""
-        reaching = np.maximum(extreme * (_F(1) / _F(127)), opposite * (_F(0.97) / _F(107)))
-        tried = [self._try(x, extreme, mirrored, reaching * clip) for clip in (_F(1), _F(0.92))]
+        reaching = self._needed(extreme, opposite)
+        if self.codebook:
+            reaching = np.maximum(extreme * (_F(1) / _F(127)), opposite * (_F(0.97) / _F(107)))
+        clip = {4: 0.92, 3: 0.8, 2: 0.65}[self.bits]
+        tried = [self._try(x, extreme, mirrored, reaching * share) for share in (_F(1), _F(clip))]
         (first, first_codes, first_scale), (second, second_codes, second_scale) = tried
         better = second < first
         return (
@@ -155,16 +184,17 @@ class BlockFloat:
 
     def _try(self, x: np.ndarray, extreme: np.ndarray, mirrored: np.ndarray,
              magnitude: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:  # fmt: skip
-        """Error, codes and scale of the codebook with a scale made from `magnitude`."""
+        """Error, codes and scale with a scale made from `magnitude`."""
         with np.errstate(divide="ignore", over="ignore"):
             weight = np.where(extreme > _F(2.0**-120), _F(1) / extreme, _F(2.0**120)).astype(_F)
-        scale = self._scale_bits(magnitude, 8)
-        scale[(scale == 0) & (extreme > 0)] = 1
-        scale |= np.where(mirrored, 0x8000, 0).astype(np.uint16)
+        bits = 8 if self.codebook else self.bits
+        scale = self._scale(magnitude, extreme, mirrored, bits)
         value = self._value(scale)
-        linear = np.clip(np.rint(self._scaled(x, value)) + 128, 0, 255)
-        codes = np.searchsorted(CUTS, linear, side="left")
-        error = ((x - LEVELS[codes] * value[:, None]) * weight[:, None]) ** 2
+        half = 1 << (bits - 1)
+        codes = np.clip(np.rint(self._scaled(x, value)) + half, 0, 2 * half - 1).astype(int)
+        if self.codebook:
+            codes = np.searchsorted(CUTS, codes, side="left")
+        error = ((x - self._levels(codes) * value[:, None]) * weight[:, None]) ** 2
         sums = np.zeros((x.shape[0], 32), _F)
         for column in range(0, x.shape[1], 32):
             sums += error[:, column : column + 32]
@@ -178,6 +208,10 @@ class BlockFloat:
         blocks = -(-count // self.block)
         x = np.zeros((blocks, self.block), _F)
         x.ravel()[:count] = single
+        if self.rotated:
+            whole = count // self.block
+            with np.errstate(invalid="ignore"):
+                x[:whole] = _hadamard(x[:whole] * (self.signs(seed) * _F(1 / self.block)))
         bad = ~np.isfinite(x).all(axis=1)
         x[bad] = 0
         top, bottom = (
@@ -186,31 +220,130 @@ class BlockFloat:
         )
         mirrored = top > bottom
         extreme, opposite = np.where(mirrored, [top, bottom], [bottom, top])
-        if self.searched:
+        if self.best:
             codes, scale = self._search(x, extreme, opposite, mirrored)
         else:
             codes, scale = self._linear(x, extreme, opposite, mirrored, position, seed)
         codes, scale = codes.astype(np.uint8), scale.astype(np.uint16)
         codes[bad], scale[bad] = self.half, 0x7FC0
-        codes = codes.ravel()[:count]
-        if self.bits == 4:
-            pairs = np.concatenate([codes, np.zeros(count % 2, np.uint8)])
-            codes = pairs[::2] | pairs[1::2] << 4
-        return codes.tobytes() + bytes(codes.size % 2) + scale.astype("<u2").tobytes()
+        string = np.unpackbits(
+            codes.ravel()[:count, None], axis=1, count=self.bits, bitorder="little"
+        )
+        packed = np.packbits(string, bitorder="little")
+        return packed.tobytes() + bytes(packed.size % 2) + scale.astype("<u2").tobytes()
 
-    def values(self, body: bytes, count: int) -> np.ndarray:
+    def _levels(self, codes: np.ndarray) -> np.ndarray:
+        return LEVELS[codes] if self.codebook else codes.astype(_F) - _F(self.half)
+
+    def values(self, body: bytes, count: int, seed: int = 0) -> np.ndarray:
         used = (count * self.bits + 7) // 8
-        codes = np.frombuffer(body, np.uint8, used)
-        if self.bits == 4:
-            codes = np.stack([codes & 15, codes >> 4], axis=1).ravel()[:count]
+        string = np.unpackbits(np.frombuffer(body, np.uint8, used), bitorder="little")
+        fields = string[: count * self.bits].reshape(count, self.bits)
+        codes = np.packbits(fields, axis=1, bitorder="little").ravel()
         scale = self._value(np.frombuffer(body, "<u2", offset=(used + 1) // 2 * 2))
-        level = LEVELS[codes] if self.searched else codes.astype(_F) - _F(self.half)
-        return level * np.repeat(scale, self.block)[:count] + _F(0)
+        values = self._levels(codes) * np.repeat(scale, self.block)[:count] + _F(0)
+        if self.rotated:
+            whole = count // self.block
+            rows = values[: whole * self.block].reshape(whole, self.block)
+            self._rotate_back(rows, scale[:whole, None], seed)
+        return values
+
+    def _rotate_back(self, rows: np.ndarray, scale: np.ndarray, seed: int) -> None:
+        huge = np.abs(scale) >= _F(2.0**100)
+        rows *= np.where(huge, _F(1 / self.block), _F(1))
+        most = _F((2 - 2**-7) * 2.0**127)
+        with np.errstate(over="ignore"):
+            back = _hadamard(rows) * (self.signs(seed) * np.where(huge, _F(self.block), _F(1)))
+        rows[:] = np.clip(back, -most, most) + _F(0)
+
+
+class Sparse:
+    """Cells of 2048 values: dense, or values and where they are, by a bitmap or gaps."""
+
+    number, cell = 10, 2048
+
+    def __init__(self, dtype: str, inner: str = "identity", sparsity_threshold: float = 0.5,
+                 top_k: float = 0.0, threshold: float = 0.0, **options: Any):  # fmt: skip
+        self.inner, self.dtype = model(inner, options, dtype), dtype
+        self.exact = inner == "identity"
+        self.share, self.top_k, self.threshold = sparsity_threshold, top_k, threshold
+        self.params = (*self.inner.params[:3], self.inner.number)
+
+    def _kept(self, values: np.ndarray) -> np.ndarray:
+        if self.exact and not self.top_k and not self.threshold:
+            raw = store(values, self.dtype)
+            return raw.view(f"u{raw.itemsize}") != 0
+        magnitude = np.abs(values)
+        if self.threshold:
+            return ~(magnitude < values.dtype.type(self.threshold)) & (magnitude != 0)
+        kept = magnitude != 0
+        limit = int(np.ceil(self.top_k * values.size)) if self.top_k else values.size
+        if kept.sum() > limit:
+            order = np.argsort(-np.nan_to_num(magnitude, nan=np.inf), kind="stable")
+            kept[order[limit:]] = False
+            kept |= ~np.isfinite(values)
+        return kept
+
+    def _cell(self, values: np.ndarray, position: int, seed: int) -> tuple[bytes, bytes]:
+        """Its row in the directory, and its bytes."""
+
+        def padded(data: bytes) -> bytes:
+            return data + bytes(-len(data) % 4)
+
+        places = np.flatnonzero(self._kept(values))
+        dense = padded(self.inner.body(values, position, seed))
+        if values.size - places.size > self.share * values.size:
+            gaps = np.diff(places, prepend=-1) - 1
+            skips = int((gaps // 255).sum())
+            where = b"".join(b"\xff" * (gap // 255) + bytes([gap % 255]) for gap in gaps.tolist())
+            form = 2
+            if -(-values.size // 8) <= len(where):
+                bits = np.zeros(values.size, np.uint8)
+                bits[places] = 1
+                where, form, skips = np.packbits(bits, bitorder="little").tobytes(), 1, 0
+            held = padded(where) + padded(self.inner.body(values[places], position, seed))
+            if len(held) < len(dense):
+                return struct.pack("<HBB", places.size, form, skips), held
+        return struct.pack("<HBB", values.size, 0, 0), dense
+
+    def body(self, values: np.ndarray, position: int, seed: int) -> bytes:
+        cells = [
+            self._cell(values[first : first + self.cell], position + first, seed)
+            for first in range(0, values.size, self.cell)
+        ]
+        return b"".join(row for row, _ in cells) + b"".join(held for _, held in cells)
+
+    def _inner_bytes(self, count: int) -> int:
+        empty = np.zeros(count, np.float64 if self.dtype == "float64" else _F)
+        return len(self.inner.body(empty, 0, 0))
+
+    def values(self, body: bytes, count: int, seed: int = 0) -> np.ndarray:
+        found = np.zeros(count, np.float64 if self.dtype == "float64" else _F)
+        at = 4 * -(-count // self.cell)
+        for index, first in enumerate(range(0, count, self.cell)):
+            cell = found[first : first + self.cell]
+            held, form, skips = struct.unpack_from("<HBB", body, 4 * index)
+            size = {0: 0, 1: -(-cell.size // 8), 2: held + skips}[form]
+            where = np.frombuffer(body, np.uint8, size, at)
+            places = np.arange(cell.size)
+            if form == 1:
+                places = np.flatnonzero(np.unpackbits(where, bitorder="little"))
+            elif form == 2:
+                ends = np.cumsum(where.astype(int) + (where < 255))
+                places = ends[where < 255] - 1
+            at += size + -size % 4
+            size = self._inner_bytes(held)
+            if held:
+                cell[places] = self.inner.values(body[at : at + size], held)
+            at += size + -size % 4
+        return found
 
 
 def model(name: str, options: dict[str, Any], dtype: str) -> Any:
     if name == "identity":
         return Identity(dtype)
+    if name == "sparse":
+        return Sparse(dtype, **options)
     if name.startswith("cast_"):
         return Cast({"fp16": "float16", "bf16": "bfloat16"}[name.removeprefix("cast_")])
     return BlockFloat(int(name.removeprefix("block_float")), **options)
@@ -222,10 +355,16 @@ def payload(codec: Any, values: np.ndarray, dtype_number: int, *, position: int 
     body = codec.body(values, position, seed)
     bad = origin or not np.isfinite(values).all()
     flags = _HAS_CHECKSUM | (_HAS_NON_FINITE if bad else 0)
+    kept = seed if getattr(codec, "rotated", False) else 0
     fields = [MAGIC, 1, codec.number, dtype_number, flags, values.size, len(body), *codec.params,
-              origin, 0, 0, checksum(body)]  # fmt: skip
+              origin, kept, 0, checksum(body)]  # fmt: skip
     head = HEADER.pack(*fields, 0)[:-8]
     return head + struct.pack("<Q", checksum(head)) + body
+
+
+def decoded(codec: Any, payload: bytes, count: int) -> np.ndarray:
+    """Not yet rounded to the tensor's type."""
+    return codec.values(payload[64:], count, HEADER.unpack_from(payload)[-4])
 
 
 def mean(codec: Any, payloads: list[bytes], divisor: float, dtype: str, count: int) -> np.ndarray:
@@ -234,7 +373,7 @@ def mean(codec: Any, payloads: list[bytes], divisor: float, dtype: str, count: i
     total = None
     with np.errstate(over="ignore", invalid="ignore"):
         for data in payloads:
-            term = codec.values(data[64:], count).astype(real)
+            term = decoded(codec, data, count).astype(real)
             total = term if total is None else total + term
         if divisor != 1:
             total = total / real(divisor)

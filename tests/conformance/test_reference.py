@@ -45,16 +45,16 @@ def test_encoding_makes_the_specified_bytes(case, dtype, data, seed, position):
     flags = 7  # what a narrower format cannot hold may be flagged as well
     assert found[:flags] == expected[:flags]
     assert found[64:] == expected[64:]
-    if np.isfinite(_model(case, dtype).values(expected[64:], raw.size)).all():
+    if np.isfinite(reference.decoded(_model(case, dtype), expected, raw.size)).all():
         assert found == expected
 
 
 @each_codec_and_dtype
-@given(data=st.data())
-def test_decoding_gives_the_specified_values(case, dtype, data):
+@given(data=st.data(), seed=seeds)
+def test_decoding_gives_the_specified_values(case, dtype, data, seed):
     raw = data.draw(finite_values(dtype))
-    payload = encode(case.core, raw, dtype)
-    values = _model(case, dtype).values(payload[64:], raw.size)
+    payload = encode(case.core, raw, dtype, seed=seed)
+    values = reference.decoded(_model(case, dtype), payload, raw.size)
     if dtype == "float16":
         values = np.where(np.isfinite(values), values.clip(-65504, 65504), values)
     expected = reference.store(values, dtype)
@@ -152,9 +152,11 @@ def test_a_mean_in_range_is_finite_though_the_sum_of_half_precision_is_not(case,
     payloads = [encode(case.core, raw, dtype)] * 8
     mean = widen(reduce(case.core, payloads, 8.0, 300, dtype), dtype)
     once = widen(decode(case.core, payloads[0], 300, dtype), dtype)
-    assert (np.abs(mean - once) <= 2.0**-7 * once).all()
+    assert (np.abs(mean - once) <= 2.0**-7 * np.abs(once)).all()
     total = widen(reduce(case.core, payloads, 1.0, 300, dtype), dtype)
-    assert np.isinf(total).all() if dtype == "float16" else np.isfinite(total).all()
+    overflows = (8 * np.abs(once) >= 65520) & (dtype == "float16")
+    assert (np.isinf(total) == overflows).all()
+    assert overflows.all() or dtype != "float16" or {"rotation", "top_k"} & {*case.options}
 
 
 @pytest.mark.parametrize("second", SECONDS[1:], ids=str)

@@ -112,7 +112,7 @@ def test_pieces_cut_at_block_multiples_give_the_codes_of_the_whole(case, dtype, 
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("case", CASES, ids=str)
+@pytest.mark.parametrize("case", [c for c in CASES if c.core.fixed_size], ids=str)
 def test_uneven_chunks_of_a_million_values_have_the_bytes_of_the_whole(case):
     """F018: one call against seven uneven chunks; the bodies are compared code by code."""
     core, n = case.core, 1_000_000
@@ -133,9 +133,8 @@ def test_uneven_chunks_of_a_million_values_have_the_bytes_of_the_whole(case):
 
 def core_bits(core) -> int:
     """Bits per code: all codecs of fixed size keep codes first, then what blocks share."""
-    return {"block_float8": 8, "block_float4": 4}.get(core.name) or (
-        8 * (core.max_encoded_bytes(1024, 1) - 64) // 1024
-    )
+    bits = 8 * (core.max_encoded_bytes(1024, 1) - 64) // 1024
+    return int(core.name[-1]) if core.name.startswith("block_float") else bits
 
 
 @each_codec_and_dtype

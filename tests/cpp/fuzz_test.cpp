@@ -64,7 +64,7 @@ class HostilePayload : public ::testing::TestWithParam<std::shared_ptr<const Cod
                                     1u << 16,   1ull << 32, 1ull << 61,       1ull << 62,
                                     1ull << 63, ~0ull,      random_(),        below(70000)};
     switch (below(8)) {
-      case 0: header.codec = static_cast<std::uint8_t>(below(12)); break;
+      case 0: header.codec = static_cast<std::uint8_t>(below(14)); break;
       case 1: header.dtype = random_dtype(); break;
       case 2: header.flags = static_cast<std::uint8_t>(random_()); break;
       case 3: header.count = counts[below(std::size(counts))]; break;

@@ -48,10 +48,11 @@ class Array {
   std::vector<std::byte> memory_;
 };
 
-// Gradient-like values: zeros, and magnitudes that differ from block to block.
+// Gradient-like values: zeros, most of them where `seed` is odd, and magnitudes that differ from
+// block to block.
 Array random_array(DType dtype, std::size_t count, std::uint64_t seed);
 
-// Every registered codec with every combination of common options that it takes.
+// Every registered codec, with the common options that it takes.
 std::vector<std::shared_ptr<const Codec>> all_codecs();
 
 // A spec as a part of a test's name.

@@ -30,7 +30,7 @@ def test_bench_codec_measures_every_codec(name, dtype, capsys):
     row = json.loads(capsys.readouterr().out)
     assert row.keys() >= CODEC_FIELDS
     assert row["codec"] == name and row["dtype"] == dtype and row["numel"] == 40000
-    assert row["nmse"] < 0.02
+    assert row["nmse"] < {"block_float3": 0.06, "block_float2": 0.3}.get(name, 0.02)
     assert min(row["encode_gbps"], row["decode_gbps"], row["copy_gbps"]) > 0
 
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cccl
+from cccl import _core
 
 each_codec = pytest.mark.parametrize("case", CASES, ids=str)
 NUMPY_FLOATS = [dtype for dtype in FLOATS if dtype != "bfloat16"]
@@ -34,12 +35,30 @@ def test_every_alias_is_the_codec_of_its_name():
         ("block_float9", {}, "registered: .*block_float8"),
         ("", {}, "unknown codec"),
         ("identity", {"block_size": 64}, "no option 'block_size'; it takes: none"),
-        ("block_float8", {"blocksize": 64}, "'blocksize'; it takes: block_size, level, rounding"),
+        ("block_float8", {"blocksize": 64}, "'blocksize'; it takes: block_size, level, rotation"),
         ("block_float8", {"block_size": 100}, "block_size = 100; allowed: a power of two"),
         ("block_float8", {"block_size": "big"}, "block_size = 'big'; allowed: an integer"),
         ("block_float8", {"block_size": True}, "block_size = true; allowed: an integer"),
         ("block_float8", {"rounding": "up"}, "rounding = 'up'; allowed: nearest or stochastic"),
         ("block_float4", {"level": 9}, "level = 9; allowed: fast or best"),
+        (
+            "sparse",
+            {"inner": "sparse"},
+            "inner = 'sparse'; allowed: a codec that holds every value",
+        ),
+        ("sparse", {"inner": 8}, "inner = 8; allowed: a codec's name"),
+        ("sparse", {"inner": "zip"}, "unknown codec 'zip'"),
+        ("sparse", {"block_size": 64}, "'identity' has no option 'block_size'"),
+        ("sparse(block_float8)", {"inner": "identity"}, "leave the option 'inner' out"),
+        ("sparse", {"sparsity_threshold": 1.5}, "sparsity_threshold = 1.5.*from 0 to 1"),
+        ("sparse", {"sparsity_threshold": float("nan")}, "sparsity_threshold = nan"),
+        ("sparse", {"sparsity_threshold": "half"}, "'half'; allowed: a number"),
+        ("sparse", {"top_k": 0}, "top_k = 0; allowed: a share of the values, more than 0"),
+        ("sparse", {"top_k": 1.01}, "top_k = 1.01"),
+        ("sparse", {"threshold": -1.0}, "threshold = -1.0.*a finite magnitude"),
+        ("sparse", {"threshold": 0.1, "top_k": 0.1}, "one of top_k and threshold"),
+        ("sparse", {"rotation": "hadamard"}, "rotation = 'hadamard'; allowed: none"),
+        ("block_float3", {"rotation": "dct"}, "rotation = 'dct'; allowed: none or hadamard"),
     ],
 )
 def test_an_impossible_codec_is_refused_by_option_value_and_what_is_allowed(name, options, text):
@@ -172,14 +191,25 @@ def test_another_codecs_payload_is_refused_with_the_way_out():
 @each_codec
 def test_pieces_know_their_position(case):
     """F018"""
-    array = np.random.default_rng(2).standard_normal(4096).astype(np.float32)
+    array = np.random.default_rng(2).standard_normal(8192).astype(np.float32)
     codec = make(case)
     whole = codec.decode(codec.encode(array, seed=3))
     pieces = [
-        codec.decode(codec.encode(array[a : a + 1024], seed=3, position=a))
-        for a in range(0, 4096, 1024)
+        codec.decode(codec.encode(array[a : a + 2048], seed=3, position=a))
+        for a in range(0, array.size, 2048)
     ]
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
+
+
+@pytest.mark.skipif(not _core.cuda_built(), reason="a build without CUDA has another message")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [("sparse", {}), *((f"block_float{bits}", {}) for bits in (6, 5, 3, 2)),
+     ("block_float8", {"rotation": "hadamard"})],
+)  # fmt: skip
+def test_what_runs_on_cpus_only_says_so_when_asked_for_a_device(name, options):
+    with pytest.raises(cccl.UnsupportedError, match=rf"{name}.*runs on CPUs only"):
+        _core.codec_on_cuda(_core.make_codec(name, options))
 
 
 class TestTorch:

@@ -56,15 +56,18 @@ def test_a_key_like_no_other_is_refused_with_all_names():
 
 
 BAD = {
-    "compression_type": ["block_float9", "", None, 8, "NONE"],
+    "compression_type": ["block_float9", "", None, 8, "NONE", "sparse()", "sparse(zip)"],
     "auto_codecs": [[], "block_float8", ["none"], ["auto"], ["identity"], ["zip"], [8]],
     "result_type": ["none", "zip", 4],
     "block_size": [0, 31, 33, 16, 2048, -128, 128.0, "128", True],
     "rounding": ["up", None, "Nearest"],
     "level": ["max", 3],
+    "rotation": ["hadamar", True, None],
     "seed": [-1, 2**64, 1.5, "x", True],
     "collective_filter": ["all_reduce", ["all_to_all"], [1], None],
     "sparsity_threshold": [-0.1, 1.1, "half", None, True, float("nan")],
+    "top_k": [0, -0.1, 1.5, "all", True, float("nan")],
+    "threshold": [0, -1, "small", True, float("inf"), float("nan")],
     "chunk_size": [0, 4095, "4 elephants", "-1", "", None, 1.5, True, "2 KB"],
     "window": [0, 65, "two", 1.0, None, True],
     "algorithm": ["ring", None],
@@ -97,14 +100,26 @@ def test_an_impossible_value_is_refused_by_key_value_and_what_is_allowed(key, va
 
 
 GOOD = {
-    "compression_type": ["none", "identity", "fp16", "bfloat16", "block_fp16_to_4bit"],
+    "compression_type": [
+        "none",
+        "identity",
+        "fp16",
+        "bfloat16",
+        "block_fp16_to_4bit",
+        "sparse",
+        "sparse(block_float8)",
+        "sparse(block_fp16_to_4bit)",
+    ],
     "result_type": [None, "block_float8", "identity"],
     "block_size": [32, 1024],
     "rounding": ["nearest", "stochastic"],
     "level": ["fast", "best"],
+    "rotation": ["none", "hadamard"],
     "seed": [0, 2**64 - 1],
     "collective_filter": [[], ["broadcast", "all_gather"], ("all_reduce",), {"all_reduce"}],
     "sparsity_threshold": [0, 1, 0.25],
+    "top_k": [None, 1, 0.01],
+    "threshold": [None, 1, 1e-30],
     "chunk_size": ["auto", 4096, "4KiB", "2 MiB", "1MB", "8192"],
     "window": ["auto", 1, 64],
     "algorithm": ["auto", "two_shot", "one_shot"],
@@ -122,9 +137,20 @@ def test_every_documented_value_is_accepted(key, value):
     cccl.configure({key: value, "attach_ddp": False})
 
 
-def test_combinations_that_no_codec_can_do_are_refused_when_they_are_set():
-    with pytest.raises(cccl.ConfigError, match="rounding"):
-        cccl.configure({"level": "best", "rounding": "stochastic"})
+@pytest.mark.parametrize(
+    ("settings", "match"),
+    [
+        ({"level": "best", "rounding": "stochastic"}, "rounding"),
+        ({"compression_type": "sparse(sparse)"}, "inner = 'sparse'; allowed: a codec that holds"),
+        ({"compression_type": "identity(sparse)"}, "'identity' has no option 'inner'"),
+        ({"compression_type": "sparse", "rotation": "hadamard"}, "rotation = 'hadamard'"),
+        ({"compression_type": "sparse(block_float8)", "rotation": "hadamard"}, "rotation"),
+        ({"compression_type": "sparse", "top_k": 0.1, "threshold": 0.1}, "one of top_k and"),
+    ],
+)  # fmt: skip
+def test_combinations_that_no_codec_can_do_are_refused_when_they_are_set(settings, match):
+    with pytest.raises(cccl.ConfigError, match=match):
+        cccl.configure(settings)
 
 
 @pytest.mark.parametrize("source", [5, 2.5, ["compression_type"], object()])
@@ -213,6 +239,16 @@ def test_a_config_cannot_be_changed_behind_the_librarys_back():
     config = cccl.Config()
     with pytest.raises(dataclasses.FrozenInstanceError):
         config.block_size = 64
+
+
+def test_options_reach_a_codec_within_another():
+    config = cccl.Config(compression_type="sparse(block_float3)", result_type="sparse",
+                         block_size=64, sparsity_threshold=0.25, top_k=0.01)  # fmt: skip
+    inner = "block_float3(block_size=64, rounding=nearest, level=fast)"
+    assert [codec.spec for codec in config.codecs] == [
+        f"sparse(inner={inner}, sparsity_threshold=0.25, top_k=0.01)",
+        "sparse(inner=identity, sparsity_threshold=0.25, top_k=0.01)",
+    ]
 
 
 def test_options_reach_the_codecs_that_have_them():

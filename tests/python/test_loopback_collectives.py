@@ -15,7 +15,12 @@ import cccl
 COUNTS = (0, 1, 2, 3, 7, 127, 128, 129, 1000, 2305, 9973)
 ALGORITHMS = ("auto", "two_shot", "one_shot")
 each_codec = pytest.mark.parametrize("case", CASES, ids=str)
-NEAREST = [case for case in CASES if case.options.get("rounding") != "stochastic"]
+# Those whose bytes depend on no seed.
+SEEDLESS = [
+    case
+    for case in CASES
+    if case.options.get("rounding") != "stochastic" and "rotation" not in case.options
+]
 
 worlds = st.sampled_from([*WORLDS, 8])
 counts = st.sampled_from(COUNTS) | st.integers(0, 3000)
@@ -39,7 +44,7 @@ def expected(first: Case, second: Case, arrays: list[np.ndarray], dtype: str, av
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("case", NEAREST, ids=str)
+@pytest.mark.parametrize("case", SEEDLESS, ids=str)
 @given(
     world=worlds.filter(lambda w: w > 1),
     count=counts,
@@ -63,8 +68,8 @@ def test_all_reduce_equals_the_model_on_every_rank(
 
 
 @given(
-    first=st.sampled_from(NEAREST),
-    second=st.sampled_from(NEAREST),
+    first=st.sampled_from(SEEDLESS),
+    second=st.sampled_from(SEEDLESS),
     world=st.sampled_from([2, 3, 5]),
     count=counts,
     dtype=st.sampled_from(FLOATS),
@@ -164,7 +169,8 @@ def test_the_mean_of_large_equal_values_is_finite_at_eight_ranks(case, algorithm
         )
         assert_same_bits(found)
         assert (np.abs(widen(found[0], dtype) - widen(arrays[0], dtype)) <= both).all()
-    if dtype == "float16":
+    # A rotation has its error everywhere, and top-k drops most of them.
+    if dtype == "float16" and not {"rotation", "top_k"} & {*case.options}:
         total = all_reduce(8, arrays, dtype, case.core, average=False, algorithm=algorithm)
         assert_same_bits(total)
         assert not np.isfinite(total[0]).any()

@@ -81,8 +81,13 @@ def test_the_report_is_a_table_for_people():
 def test_settings_without_effect_are_said_to_have_none():
     """F081: no pretending."""
     try:
-        cccl.configure({"sparsity_threshold": 0.7, "attach_ddp": False})
+        cccl.configure({"sparsity_threshold": 0.7, "top_k": 0.1, "attach_ddp": False})
         assert "sparsity_threshold has no effect" in cccl.report()
+        assert "top_k has no effect" in cccl.report()
+        cccl.configure(
+            {"compression_type": "sparse", "sparsity_threshold": 0.7, "attach_ddp": False}
+        )
+        assert "no effect" not in cccl.report()
     finally:
         cccl.configure(cccl.Config(attach_ddp=False))
     assert "sparsity_threshold" not in cccl.report()

@@ -54,7 +54,12 @@ class Kernels {
 }  // namespace
 
 std::shared_ptr<const Codec> block_float_on_cuda(std::shared_ptr<const Codec> codec) {
-  const Kernels kernels(block_float::settings_of(*codec));
+  const auto& settings = block_float::settings_of(*codec);
+  if ((settings.bits != 8 && settings.bits != 4) || settings.transform != kNoTransform)
+    throw UnsupportedError("codec '" + codec->spec() +
+                           "' runs on CPUs only; on CUDA devices use block_float8 or block_float4 "
+                           "without rotation");
+  const Kernels kernels(settings);
   return std::make_shared<cuda::CudaTileCodec<Kernels>>(std::move(codec), kernels);
 }
 

@@ -12,8 +12,12 @@ namespace cccl::block_float {
 
 inline constexpr std::size_t kMinBlock = 32, kMaxBlock = 1024, kDefaultBlock = 128;
 
-// Header params: [0] bits, [1] log2 of the block size, [2] codebook, [3] transform (0: none).
+// Every width there is. Each is a codec of its own.
+inline constexpr int kWidths[] = {8, 6, 5, 4, 3, 2};
+
+// Header params: [0] bits, [1] log2 of the block size, [2] codebook, [3] transform.
 enum Codebook : std::uint8_t { kLinear = 0, kNormal4 = 1 };
+enum Transform : std::uint8_t { kNoTransform = 0, kHadamard = 1 };
 
 // Sixteen levels fitted to real gradients with a searched scale (Lloyd's method), in int8 so that
 // level x scale is exact in float32. Index 8 is zero, as in the linear codebook.
@@ -28,11 +32,18 @@ inline constexpr std::uint8_t kNormal4Cuts[15] = {16,  41,  59,  74,  88,  101, 
 // all but 3 %, max(E * kReachExtreme, O * kReachOpposite), and a smaller one, kClip times that.
 inline constexpr float kReachExtreme = 1.0f / 127, kReachOpposite = 0.97f / 107, kClip = 0.92f;
 
+// With fewer bits it keeps the linear codebook, and tries the scale of level=fast and this share
+// of it.
+constexpr float linear_clip(int bits) { return bits == 3 ? 0.8f : 0.65f; }
+
+// Beyond 4 bits there is nothing to search for.
+inline constexpr int kMostSearchedBits = 4;
+
 struct Settings {
   int bits = 8;
   std::size_t block = kDefaultBlock;
   bool stochastic = false, search = false;
-  std::uint8_t codebook = kLinear;
+  std::uint8_t codebook = kLinear, transform = kNoTransform;
 };
 
 // Of a block_float codec on a CPU.
@@ -82,5 +93,16 @@ constexpr std::uint32_t random_key(std::uint64_t position, std::uint64_t seed) {
   const auto high = static_cast<std::uint32_t>(position >> 32);
   return mix(static_cast<std::uint32_t>(seed >> 32) + 0x9E3779B9u * (high + 1));
 }
+
+// Bit i of it is the sign of value 32 * word + i of every block under a rotation: the random bits
+// of a position that no tensor has.
+constexpr std::uint32_t rotation_signs(std::uint32_t word, std::uint64_t seed) {
+  constexpr std::uint64_t kNowhere = std::uint64_t{1} << 63;
+  return mix(mix(word ^ static_cast<std::uint32_t>(seed)) + random_key(kNowhere, seed));
+}
+
+// Decoding a rotated block adds up to kMaxBlock values. A scale from here on (2^100 as bfloat16)
+// may have no room for that: its values are divided by the block size meanwhile.
+inline constexpr std::uint16_t kHugeScale = 0x7180;
 
 }  // namespace cccl::block_float

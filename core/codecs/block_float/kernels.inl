@@ -1,6 +1,9 @@
 // One tile at a time: n <= kTile values, blocks of `block` values, codes as bytes until packed.
 // Loops run over whole tiles or blocks, so that every instruction set can take them in vectors.
 
+#include "codecs/block_float/pack.inl"
+#include "codecs/block_float/rotate.inl"
+
 constexpr std::size_t kMostBlocks = kTile / kMinBlock;
 
 // Of each block of a tile: the bits of its largest value of each sign, as >= 0.
@@ -63,6 +66,14 @@ inline void find_scales(const Extremes& found, std::size_t blocks, float by_extr
     scales.lift[b] = lift;
     scales.inverse[b] = scale == 0 ? 0.0f : inverse;
   }
+}
+
+template <int kBits>
+inline void find_linear_scales(const Extremes& found, std::size_t blocks, bool stochastic,
+                               float share, Scales& scales) {
+  constexpr float kHalf = 1 << (kBits - 1);
+  find_scales<kBits>(found, blocks, 1.0f / kHalf, 1.0f / (stochastic ? kHalf - 1.0f : kHalf - 0.5f),
+                     share, scales);
 }
 
 // codes = round(x / scale) + 2^(bits-1), limited to what `bits` can say. `kUsual`: no lift, and a
@@ -137,30 +148,11 @@ inline void linear_levels(const std::uint8_t* __restrict codes, std::size_t n,
 }
 
 template <int kBits>
-inline void pack(const std::uint8_t* __restrict codes, std::size_t n, std::byte* __restrict out) {
-  static_assert(kBits == 4);
-  for (std::size_t i = 0; i < n / 2; ++i)
-    out[i] = static_cast<std::byte>(codes[2 * i] | codes[2 * i + 1] << 4);
-}
-
-template <int kBits>
-inline void unpack(const std::byte* __restrict in, std::size_t n, std::uint8_t* __restrict codes) {
-  static_assert(kBits == 4);
-  for (std::size_t i = 0; i < n / 2; ++i) {
-    codes[2 * i] = static_cast<std::uint8_t>(in[i]) & 15;
-    codes[2 * i + 1] = static_cast<std::uint8_t>(in[i]) >> 4;
-  }
-  if (n % 2) codes[n - 1] = static_cast<std::uint8_t>(in[n / 2]) & 15;
-}
-
-template <int kBits>
 [[gnu::always_inline]] inline void encode_linear(const float* x, std::size_t blocks,
                                                  std::size_t block, const Extremes& found,
                                                  const Rounding& rounding, Scales& scales,
                                                  std::uint8_t* codes) {
-  constexpr float kHalf = 1 << (kBits - 1);
-  find_scales<kBits>(found, blocks, 1.0f / kHalf,
-                     1.0f / (rounding.stochastic ? kHalf - 1.0f : kHalf - 0.5f), 1.0f, scales);
+  find_linear_scales<kBits>(found, blocks, rounding.stochastic, 1.0f, scales);
   for (std::size_t b = 0; b < blocks; ++b) {
     const float lift = scales.lift[b], inverse = scales.inverse[b];
     const std::size_t at = b * block;
@@ -196,12 +188,18 @@ inline float squared_error(const float* __restrict x, std::size_t n, float scale
   return sums[0];
 }
 
-// level=best: the non-uniform codebook, and of two scales that of the smaller squared error.
+// level=best: of two scales that of the smaller squared error; at 4 bits with the other codebook.
+template <int kBits>
 inline void encode_searched(const float* x, std::size_t blocks, std::size_t block,
                             const Extremes& found, Scales& scales, std::uint8_t* codes) {
   Scales smaller;
-  find_scales<8>(found, blocks, kReachExtreme, kReachOpposite, 1.0f, scales);
-  find_scales<8>(found, blocks, kReachExtreme, kReachOpposite, kClip, smaller);
+  if constexpr (kBits == 4) {
+    find_scales<8>(found, blocks, kReachExtreme, kReachOpposite, 1.0f, scales);
+    find_scales<8>(found, blocks, kReachExtreme, kReachOpposite, kClip, smaller);
+  } else {
+    find_linear_scales<kBits>(found, blocks, false, 1.0f, scales);
+    find_linear_scales<kBits>(found, blocks, false, linear_clip(kBits), smaller);
+  }
   for (std::size_t b = 0; b < blocks; ++b) {
     const float* const values = x + b * block;
     // Relative to the extreme, or an error's square would under- or overflow.
@@ -210,9 +208,14 @@ inline void encode_searched(const float* x, std::size_t blocks, std::size_t bloc
     const float weight = extreme > 0x1p-120f ? 1.0f / extreme : 0x1p120f;
     const auto search = [&](const Scales& scale, std::uint8_t* out) {
       std::int8_t levels[kMaxBlock];
-      quantise_nearest<8, false>(values, block, scale.lift[b], scale.inverse[b], out);
-      nearest_normal4(out, block);
-      normal4_levels(out, block, levels);
+      quantise_nearest<kBits == 4 ? 8 : kBits, false>(values, block, scale.lift[b],
+                                                      scale.inverse[b], out);
+      if constexpr (kBits == 4) {
+        nearest_normal4(out, block);
+        normal4_levels(out, block, levels);
+      } else {
+        linear_levels<kBits>(out, block, levels);
+      }
       return squared_error(values, block, scale_value(scale.bits[b]), weight, levels);
     };
     std::uint8_t trial[kMaxBlock];
@@ -233,10 +236,11 @@ template <int kBits>
   Extremes found = {};
   Scales scales;
   find_extremes(x, blocks, block, found);
-  if (kBits == 4 && rounding.search)
-    encode_searched(x, blocks, block, found, scales, codes);
-  else
-    encode_linear<kBits>(x, blocks, block, found, rounding, scales, codes);
+  const bool searched = kBits <= kMostSearchedBits && rounding.search;
+  if constexpr (kBits <= kMostSearchedBits) {
+    if (searched) encode_searched<kBits>(x, blocks, block, found, scales, codes);
+  }
+  if (!searched) encode_linear<kBits>(x, blocks, block, found, rounding, scales, codes);
   bool non_finite = false;
   for (std::size_t b = 0; b < blocks; ++b) {
     if (found.positive[b] < kInfinity && found.negative[b] < kInfinity) continue;
@@ -308,8 +312,13 @@ void decode(const std::byte* packed, const std::byte* scales, std::size_t n, std
 }
 
 template <int kBits>
-constexpr BlockKernels kernels_of() {
+constexpr WidthKernels width_kernels() {
   return {encode<kBits>, decode<kBits, false>, decode<kBits, true>};
 }
 
-const BlockKernels kKernels[] = {kernels_of<8>(), kernels_of<4>()};
+template <std::size_t... kIndex>
+constexpr BlockKernels all_kernels(std::index_sequence<kIndex...>) {
+  return {{width_kernels<kWidths[kIndex]>()...}, rotate, unrotate<false>, unrotate<true>};
+}
+
+const BlockKernels kKernels = all_kernels(std::make_index_sequence<std::size(kWidths)>());

@@ -18,14 +18,6 @@ std::byte* body_of(Bytes payload) {
   return const_cast<std::byte*>(payload.data()) + sizeof(PayloadHeader);
 }
 
-// `memory` where it can be used as it is: values of that very type, aligned. Else null.
-template <class Real, class Memory>
-Real* in_place(DType dtype, Memory* memory) {
-  const bool same = dtype == (sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32);
-  const bool aligned = reinterpret_cast<std::uintptr_t>(memory) % alignof(Real) == 0;
-  return same && aligned ? static_cast<Real*>(memory) : nullptr;
-}
-
 // Adds up a body's checksum tile by tile, while it is written or read and in the cache.
 class RunningChecksum {
  public:
@@ -81,66 +73,60 @@ void TileCodec::add_tile(const Tile& tile, double* total) const {
   add(term, tile.n, total);
 }
 
-PayloadHeader TileCodec::header_for(const EncodeArgs& args) const {
-  if (!supports(args.in.dtype))
-    throw UnsupportedError(std::string("codec '") + info_.name + "' does not take dtype " +
-                           name_of(args.in.dtype) + "; integers and bools are never lossy");
-  const auto need = max_encoded_bytes(args.in.count, args.in.dtype);
-  if (args.out.size() < need)
-    throw Error("encode needs room for " + std::to_string(need) + " bytes, got " +
-                std::to_string(args.out.size()));
-  PayloadHeader header;
-  header.codec = info_.id;
-  header.dtype = static_cast<std::uint8_t>(args.in.dtype);
-  header.count = args.in.count;
-  header.body_bytes = need - sizeof header;
-  header.origin = args.origin;
-  if (args.origin) header.flags |= kHasNonFinite;
-  write_params(header.params);
-  return header;
-}
+class TileCodec::Writer final : public PayloadWriter {
+ public:
+  Writer(const TileCodec& codec, const EncodeArgs& args)
+      : codec_(codec),
+        args_(args),
+        header_(codec.header_for(args)),
+        body_(args.out.subspan(sizeof header_, header_.body_bytes)),
+        sum_(body_, args.checksum) {}
 
-PayloadHeader TileCodec::open(Bytes payload, std::size_t count, DType dtype,
-                              bool with_checksum) const {
-  const auto header = open_payload(payload, with_checksum);
-  std::uint8_t params[4] = {};
-  write_params(params);
-  std::string wrong;
-  if (header.codec != info_.id || std::memcmp(header.params, params, sizeof params) != 0)
-    wrong = "it was made by another codec or with other options than " + spec();
-  else if (header.dtype != static_cast<std::uint8_t>(dtype))
-    wrong =
-        std::string("it holds ") + name_of(DType{header.dtype}) + ", expected " + name_of(dtype);
-  else if (!supports(dtype))
-    wrong = std::string("it holds ") + name_of(dtype) + ", which this codec never encodes";
-  else if (header.count != count)
-    wrong =
-        "it holds " + std::to_string(header.count) + " values, expected " + std::to_string(count);
-  else if (header.body_bytes != body_bytes(count, dtype))
-    wrong = "its body has " + std::to_string(header.body_bytes) + " bytes, expected " +
-            std::to_string(body_bytes(count, dtype));
-  if (!wrong.empty()) throw CorruptPayloadError("unexpected payload: " + wrong);
-  return header;
+  void write(std::size_t first, std::size_t n, const float* values) override {
+    write_as(first, n, values);
+  }
+  void write(std::size_t first, std::size_t n, const double* values) override {
+    write_as(first, n, values);
+  }
+
+  std::size_t finish() override {
+    sum_.write(header_);
+    write_header(args_.out, header_);
+    return sizeof header_ + header_.body_bytes;
+  }
+
+ private:
+  template <class Real>
+  void write_as(std::size_t first, std::size_t n, const Real* values) {
+    const auto [_, count, dtype] = args_.in;
+    const Tile tile{body_.data(), dtype, count, first, n, args_.position + first, args_.seed};
+    if (codec_.encode_tile(tile, values)) header_.flags |= kHasNonFinite;
+    sum_.take(codec_.settled_bytes(first + n, dtype));
+  }
+
+  const TileCodec& codec_;
+  EncodeArgs args_;
+  PayloadHeader header_;
+  MutableBytes body_;
+  RunningChecksum sum_;
+};
+
+std::unique_ptr<PayloadWriter> TileCodec::writer(const EncodeArgs& args) const {
+  return std::make_unique<Writer>(*this, args);
 }
 
 template <class Real>
 std::size_t TileCodec::encode_as(const EncodeArgs& args) const {
-  auto header = header_for(args);
   const auto in = args.in;
-  const auto body = args.out.subspan(sizeof header, header.body_bytes);
+  Writer writer(*this, args);
   const auto* values = in_place<const Real>(in.dtype, in.data);
-  RunningChecksum sum(body, args.checksum);
   Real tile[kTile];
   for (std::size_t first = 0; first < in.count; first += kTile) {
     const std::size_t n = std::min(kTile, in.count - first);
     if (!values) load(in.dtype, in.part(first, n).data, n, tile);
-    const Tile place{body.data(), in.dtype, in.count, first, n, args.position + first, args.seed};
-    if (encode_tile(place, values ? values + first : tile)) header.flags |= kHasNonFinite;
-    sum.take(settled_bytes(first + n, in.dtype));
+    writer.write(first, n, values ? values + first : tile);
   }
-  sum.write(header);
-  write_header(args.out, header);
-  return sizeof header + header.body_bytes;
+  return writer.finish();
 }
 
 std::size_t TileCodec::encode(const EncodeArgs& args, Queue&) const {
@@ -149,12 +135,12 @@ std::size_t TileCodec::encode(const EncodeArgs& args, Queue&) const {
 }
 
 template <class Real>
-void TileCodec::decode_as(Bytes payload, Values out) const {
+void TileCodec::decode_as(Bytes payload, std::uint64_t seed, Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
   Real tile[kTile];
   for (std::size_t first = 0; first < out.count; first += kTile) {
     const std::size_t n = std::min(kTile, out.count - first);
-    const Tile place{body_of(payload), out.dtype, out.count, first, n};
+    const Tile place{body_of(payload), out.dtype, out.count, first, n, 0, seed};
     decode_tile(place, values ? values + first : tile);
     if (values) continue;
     if constexpr (std::is_same_v<Real, float>) saturate(out.dtype, tile, n);
@@ -164,35 +150,37 @@ void TileCodec::decode_as(Bytes payload, Values out) const {
 
 void TileCodec::decode(Bytes payload, Values out, Queue&) const {
   FloatEnvironment environment;
-  open(payload, out.count, out.dtype);
-  is_wide(out.dtype) ? decode_as<double>(payload, out) : decode_as<float>(payload, out);
+  const auto seed = open(payload, out.count, out.dtype).seed;
+  is_wide(out.dtype) ? decode_as<double>(payload, seed, out) : decode_as<float>(payload, seed, out);
 }
 
-// consume(first, n, total) gets the finished mean of one tile after the other. Sums are made in
+// use(first, n, total) gets the finished mean of one tile after the other. Sums are made in
 // `values` where that is not null. About to decode a tile, it calls arrive(payload's index, values
 // decoded after it).
-template <class Real, class Arrive, class Consume>
-void TileCodec::reduce_as(const ReduceArgs& args, std::size_t count, DType dtype, Real* values,
-                          Arrive arrive, Consume consume) const {
+template <class Real, class Arrive, class Use>
+void TileCodec::reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                          std::size_t count, DType dtype, Real* values, Arrive arrive,
+                          Use use) const {
   Real tile[kTile];
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t n = std::min(kTile, count - first);
     Real* const total = values ? values + first : tile;
     for (std::size_t i = 0; i < args.payloads.size(); ++i) {
-      const Tile place{body_of(args.payloads[i]), dtype, count, first, n};
+      const Tile place{body_of(args.payloads[i]), dtype, count, first, n, 0, headers[i].seed};
       arrive(i, first + n);
       i == 0 ? decode_tile(place, total) : add_tile(place, total);
     }
     finish_sum(dtype, args.divisor, total, n);
-    consume(first, n, total);
+    use(first, n, total);
   }
 }
 
 template <class Real>
-void TileCodec::reduce_into(const ReduceArgs& args, Values out) const {
+void TileCodec::reduce_into(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                            Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
   reduce_as<Real>(
-      args, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
+      args, headers, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
       [&](std::size_t first, std::size_t n, const Real* total) {
         if (!values) store(out.dtype, total, n, out.part(first, n).data);
       });
@@ -200,52 +188,34 @@ void TileCodec::reduce_into(const ReduceArgs& args, Values out) const {
 
 void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
   FloatEnvironment environment;
-  for (const auto payload : args.payloads) open(payload, out.count, out.dtype);
-  is_wide(out.dtype) ? reduce_into<double>(args, out) : reduce_into<float>(args, out);
+  std::vector<PayloadHeader> headers;
+  for (const auto payload : args.payloads) headers.push_back(open(payload, out.count, out.dtype));
+  is_wide(out.dtype) ? reduce_into<double>(args, headers, out)
+                     : reduce_into<float>(args, headers, out);
 }
 
-// Checks the payloads' bodies as it reads them: the target counts only once its header is written.
+// Takes checksums of the bodies as it reads them.
 template <class Real>
-void TileCodec::reduce_encode_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                                 const TileCodec& second, const EncodeArgs& target,
-                                 PayloadHeader header) const {
-  const auto body = target.out.subspan(sizeof header, header.body_bytes);
-  const auto [_, count, dtype] = target.in;
+void TileCodec::sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                       std::size_t count, DType dtype, const Consume<Real>& consume) const {
   std::vector<RunningChecksum> arrived;
   for (std::size_t i = 0; i < headers.size(); ++i)
-    arrived.emplace_back(args.payloads[i].subspan(sizeof header, headers[i].body_bytes),
+    arrived.emplace_back(args.payloads[i].subspan(sizeof headers[i], headers[i].body_bytes),
                          headers[i].flags & kHasChecksum);
-  RunningChecksum sum(body, target.checksum);
   reduce_as<Real>(
-      args, count, dtype, nullptr,
-      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); },
-      [&](std::size_t first, std::size_t n, const Real* total) {
-        const Tile place{body.data(), dtype, count, first, n, target.position + first, target.seed};
-        if (second.encode_tile(place, total)) header.flags |= kHasNonFinite;
-        sum.take(second.settled_bytes(first + n, dtype));
-      });
+      args, headers, count, dtype, nullptr,
+      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); }, consume);
   for (std::size_t i = 0; i < headers.size(); ++i) arrived[i].compare(headers[i]);
-  sum.write(header);
-  write_header(target.out, header);
 }
 
-std::size_t TileCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
-                                     Queue&) const {
-  FloatEnvironment environment;
-  const auto* to = dynamic_cast<const TileCodec*>(&second);
-  if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");
-  const std::size_t count = target.in.count;
-  const DType dtype = target.in.dtype;
-  std::vector<PayloadHeader> headers;
-  for (std::size_t rank = 0; rank < args.payloads.size(); ++rank) {
-    headers.push_back(open(args.payloads[rank], count, dtype, false));
-    if (!target.origin && (headers.back().flags & kHasNonFinite))
-      target.origin = static_cast<std::uint32_t>(rank + 1);
-  }
-  const auto header = to->header_for(target);
-  is_wide(dtype) ? reduce_encode_as<double>(args, headers, *to, target, header)
-                 : reduce_encode_as<float>(args, headers, *to, target, header);
-  return sizeof header + header.body_bytes;
+void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                    std::size_t count, DType dtype, const Consume<float>& consume) const {
+  sum_as(args, headers, count, dtype, consume);
+}
+
+void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                    std::size_t count, DType dtype, const Consume<double>& consume) const {
+  sum_as(args, headers, count, dtype, consume);
 }
 
 }  // namespace cccl

@@ -1,0 +1,80 @@
+#include "devices/cpu/cpu_codec.h"
+
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "devices/cpu/float_environment.h"
+
+namespace cccl {
+
+PayloadHeader CpuCodec::header_for(const EncodeArgs& args) const {
+  if (!supports(args.in.dtype))
+    throw UnsupportedError(std::string("codec '") + info_.name + "' does not take dtype " +
+                           name_of(args.in.dtype) + "; integers and bools are never lossy");
+  const auto need = max_encoded_bytes(args.in.count, args.in.dtype);
+  if (args.out.size() < need)
+    throw Error("encode needs room for " + std::to_string(need) + " bytes, got " +
+                std::to_string(args.out.size()));
+  PayloadHeader header;
+  header.codec = info_.id;
+  header.dtype = static_cast<std::uint8_t>(args.in.dtype);
+  header.count = args.in.count;
+  header.body_bytes = need - sizeof header;
+  header.origin = args.origin;
+  if (args.origin) header.flags |= kHasNonFinite;
+  write_params(header.params);
+  if (keeps_seed()) header.seed = args.seed;
+  return header;
+}
+
+PayloadHeader CpuCodec::open(Bytes payload, std::size_t count, DType dtype,
+                             bool with_checksum) const {
+  const auto header = open_payload(payload, with_checksum);
+  std::uint8_t params[4] = {};
+  write_params(params);
+  std::string wrong;
+  if (header.codec != info_.id || std::memcmp(header.params, params, sizeof params) != 0)
+    wrong = "it was made by another codec or with other options than " + spec();
+  else if (header.dtype != static_cast<std::uint8_t>(dtype))
+    wrong =
+        std::string("it holds ") + name_of(DType{header.dtype}) + ", expected " + name_of(dtype);
+  else if (!supports(dtype))
+    wrong = std::string("it holds ") + name_of(dtype) + ", which this codec never encodes";
+  else if (header.count != count)
+    wrong =
+        "it holds " + std::to_string(header.count) + " values, expected " + std::to_string(count);
+  else if (const auto bytes = expected_bytes(header, payload); header.body_bytes != bytes)
+    wrong = "its body has " + std::to_string(header.body_bytes) + " bytes, expected " +
+            std::to_string(bytes);
+  if (!wrong.empty()) throw CorruptPayloadError("unexpected payload: " + wrong);
+  return header;
+}
+
+// The target counts only once its header is written, after all checks.
+std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                                    Queue&) const {
+  FloatEnvironment environment;
+  const auto* to = dynamic_cast<const CpuCodec*>(&second);
+  if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");
+  const std::size_t count = target.in.count;
+  const DType dtype = target.in.dtype;
+  std::vector<PayloadHeader> headers;
+  for (std::size_t rank = 0; rank < args.payloads.size(); ++rank) {
+    headers.push_back(open(args.payloads[rank], count, dtype, false));
+    if (!target.origin && (headers.back().flags & kHasNonFinite))
+      target.origin = static_cast<std::uint32_t>(rank + 1);
+  }
+  const auto writer = to->writer(target);
+  const auto write = [&](std::size_t first, std::size_t n, const auto* total) {
+    writer->write(first, n, total);
+  };
+  if (dtype == DType::kFloat64)
+    sum(args, headers, count, dtype, Consume<double>(write));
+  else
+    sum(args, headers, count, dtype, Consume<float>(write));
+  return writer->finish();
+}
+
+}  // namespace cccl

@@ -1,0 +1,78 @@
+// What codecs on the CPU share: their headers, and sums passed from one to the other.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <span>
+#include <utility>
+
+#include "api/codec.h"
+
+namespace cccl {
+
+// A tile of floats and its codes stay in the first-level cache. A multiple of every block size.
+inline constexpr std::size_t kTile = 2048;
+
+// `memory` where it can be used as it is: values of that very type, aligned. Else null.
+template <class Real, class Memory>
+Real* in_place(DType dtype, Memory* memory) {
+  const bool same = dtype == (sizeof(Real) == 8 ? DType::kFloat64 : DType::kFloat32);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(memory) % alignof(Real) == 0;
+  return same && aligned ? static_cast<Real*>(memory) : nullptr;
+}
+
+// Writes a payload, a tile of at most kTile values after the other.
+class PayloadWriter {
+ public:
+  virtual ~PayloadWriter() = default;
+  // Values from `first` on, in the accumulator's type: not rounded to their dtype yet.
+  virtual void write(std::size_t first, std::size_t n, const float* values) = 0;
+  virtual void write(std::size_t first, std::size_t n, const double* values) = 0;
+  virtual std::size_t finish() = 0;  // completes it with its header; its size
+};
+
+class CpuCodec : public Codec {
+ public:
+  explicit CpuCodec(CodecInfo info) : info_(std::move(info)) {}
+
+  const CodecInfo& info() const final { return info_; }
+  bool supports(DType dtype) const override { return is_floating(dtype); }
+  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                            Queue& queue) const final;
+
+  // The header of a payload of these values, but for what the values decide. Throws if they cannot
+  // be encoded.
+  PayloadHeader header_for(const EncodeArgs& args) const;
+  virtual void write_params(std::uint8_t (&)[4]) const {}
+
+  // Of a payload of values like args.in, whose memory is not looked at.
+  virtual std::unique_ptr<PayloadWriter> writer(const EncodeArgs& args) const = 0;
+
+ protected:
+  template <class Real>
+  using Consume = std::function<void(std::size_t first, std::size_t n, const Real* total)>;
+
+  // Whether decoding needs the seed, which the header then holds.
+  virtual bool keeps_seed() const { return false; }
+
+  // How many bytes a body with this header has. Throws CorruptPayloadError.
+  virtual std::size_t expected_bytes(const PayloadHeader& header, Bytes payload) const = 0;
+
+  // The mean of `count` values' payloads with these headers, tile by tile. Has checked the bodies'
+  // checksums when it returns.
+  virtual void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                   std::size_t count, DType dtype, const Consume<float>& consume) const = 0;
+  virtual void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                   std::size_t count, DType dtype, const Consume<double>& consume) const = 0;
+
+  // The header, after checks that this very codec made it, of values like these.
+  PayloadHeader open(Bytes payload, std::size_t count, DType dtype,
+                     bool with_checksum = true) const;
+
+ private:
+  CodecInfo info_;
+};
+
+}  // namespace cccl
