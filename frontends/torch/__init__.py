@@ -17,7 +17,10 @@ from ._groups import recover
 from ._work import Work
 
 if _dist.is_available():
+    from ._backend import register as _register
     from ._ddp import CompressionState, attach, compress, compression_hook
+
+    _register()
 
     if _is_configured():  # before torch was imported
         attach(_current_config())

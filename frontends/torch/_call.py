@@ -13,7 +13,7 @@ from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
-from ._groups import communicator, existing, resolve
+from ._groups import communicator, existing, inside, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._work import Work
 
@@ -41,6 +41,7 @@ def send(
     config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
+    group = inside(group)
     found = existing(group)
     if found is not None and is_simple(input) and (output is input or is_simple(output)):
         reduction = OPS.get(op) if type(op) is str else op
