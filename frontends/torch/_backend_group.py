@@ -283,7 +283,7 @@ class CompressedGroup(dist.ProcessGroup):
             reason = "integers are never lossy"
         elif input.device.type not in self._devices:
             reason = "its device has a plain backend"
-        elif parts * max(input.nbytes, output.nbytes) < config.min_bytes:
+        elif parts * max(_nbytes(input), _nbytes(output)) < config.min_bytes:
             reason = "below min_size"
         elif config.codecs and all(codec.name == "identity" for codec in config.codecs):
             reason = "identity"
@@ -298,11 +298,16 @@ class CompressedGroup(dist.ProcessGroup):
         if row is None:
             if len(self._rows) == _MOST_ROWS:
                 self._rows.clear()
-            nbytes, dtype = numel * input.element_size(), str(input.dtype).removeprefix("torch.")
+            nbytes, dtype = _nbytes(input), str(input.dtype).removeprefix("torch.")
             row = (_LABEL, collective, dtype, reason, size, numel, nbytes,
                    plain_bytes(collective, nbytes, size), 0.0, 0.0, 0.0)  # fmt: skip
             self._rows[key] = row
         _core.record_plain(*row)
+
+
+def _nbytes(tensor: torch.Tensor) -> int:
+    """Of all its values; a sparse tensor does not tell."""
+    return tensor.numel() * tensor.element_size()
 
 
 def _options(options: Any, timeout: timedelta | None, op: Any = None) -> Any:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.autograd import Variable
 
 from ._work import Work
 
@@ -45,9 +46,18 @@ class GroupWork(dist.Work):
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """Completes with the tensors, or the error of `wait()`."""
+        """Completes with the tensors, or the error of `wait()`.
+
+        In a backward, where DDP would turn an error into a `RuntimeError`, it completes with the
+        tensors in any case, and the error comes out of `loss.backward()` by itself.
+        """
         if self._future is None:
-            self._future = _joined([work.get_future() for work in self._works], self._tensors)
+            raises = torch._C._current_graph_task_id() == -1
+            if not raises:  # queued from a callback, so that it runs behind DDP's own
+                queue = Variable._execution_engine.queue_callback
+                queue(lambda: queue(self.wait))
+            futures = [work.get_future() for work in self._works]
+            self._future = _joined(futures, self._tensors, raises)
         return self._future
 
 
@@ -57,10 +67,10 @@ def finished(tensors: list[torch.Tensor]) -> GroupWork:
 
 
 def _joined(
-    futures: list[torch.futures.Future[Any]], tensors: list[torch.Tensor]
+    futures: list[torch.futures.Future[Any]], tensors: list[torch.Tensor], raises: bool
 ) -> torch.futures.Future[list[torch.Tensor]]:
     def result(done: Any) -> list[torch.Tensor]:
-        for future in futures:
+        for future in futures if raises else ():
             future.value()  # raises, and what raises in `then` is an error for C++ too
         return tensors
 
