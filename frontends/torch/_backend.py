@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import Backend as _Backend
 from torch.distributed import distributed_c10d as c10d
 
 from .._config import Config
@@ -35,6 +36,11 @@ def create(options: Any, pg_options: Any = None) -> CompressedGroup:
     config = getattr(dist.group.WORLD, "config", None)
     if isinstance(pg_options, Config | Mapping):
         config, pg_options = Config.load(pg_options), None
+    elif pg_options is not None and not isinstance(pg_options, _Backend.Options):
+        raise ConfigError(
+            f"pg_options is a {type(pg_options).__name__}; allowed: a dict of settings, "
+            "cccl.Config, or options of the plain backend"
+        )
     devices = _devices(caller)
     backends = ",".join(
         f"{device}:{_PLAIN[device] if name == NAME else name}" for device, name in devices.items()

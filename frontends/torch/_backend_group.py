@@ -24,7 +24,6 @@ from ._plain import PlainCall
 _LABEL = "backend cccl"
 _MOST_ROWS = 1024
 _NO_TIMEOUT = timedelta(0)
-_AVG, _SUM = dist.ReduceOp.AVG, dist.ReduceOp.SUM
 _KIND = dist.ProcessGroup.BackendType
 Pairs = Sequence[tuple[torch.Tensor, torch.Tensor]]  # inputs and outputs
 
@@ -258,14 +257,13 @@ class CompressedGroup(dist.ProcessGroup):
         """What goes compressed, or what is to be counted as plain; None: that is counted."""
         if self._stays_plain(collective, input, output):
             return None
-        config, op, source = self._settings, _SUM, 0
+        config, op, source = self._settings, dist.ReduceOp.SUM, 0
         if opts.timeout > _NO_TIMEOUT:
             config = _with_deadline(config, opts.timeout.total_seconds())
         if collective == "broadcast":
             source = self._ranks[opts.rootRank]
         elif collective != "all_gather":
-            # torch's enum compares equal only with a ReduceOp on the left.
-            op = next((o for o in (_AVG, _SUM) if opts.reduceOp == o), opts.reduceOp)
+            op = opts.reduceOp.op  # the enum's member, of which all are one object
         call = Call(collective, input, output, op, self.plain_group, config, _LABEL, source)
         reason = call.decide()
         return call.plainly(reason) if reason else call
