@@ -39,7 +39,7 @@ _reduce_scatter = _method("reduce_scatter_single", "_reduce_scatter_base")
 _reduce_scatters = _method("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 
 
-class CompressedGroup(dist.ProcessGroup):
+class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     """Hands every call to `plain_group`, made as torch makes it, but what goes compressed.
 
     Every method that C++ looks for in a subclass is defined here or by `_forward`: the base's
@@ -127,7 +127,7 @@ class CompressedGroup(dist.ProcessGroup):
         return self._send("reduce_scatter", [(joined, outputs[0])], opts, lambda _: plain())
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or c10d.AllgatherOptions()
         plain = functools.partial(_all_gather, self.plain_group, output, input, opts)
         if self._off:
             return plain()
@@ -136,7 +136,7 @@ class CompressedGroup(dist.ProcessGroup):
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
-        opts = opts or dist.AllgatherOptions()
+        opts = opts or c10d.AllgatherOptions()
 
         def plain(pairs: Pairs) -> Any:
             return _all_gathers(self.plain_group, *_unzipped(pairs), opts)
@@ -173,7 +173,7 @@ class CompressedGroup(dist.ProcessGroup):
 
     # Of the group itself.
 
-    def getBackendName(self) -> str:  # noqa: N802  # C++ asks for it by this name
+    def getBackendName(self) -> str:  # C++ asks for it by this name
         return "cccl"
 
     name = getBackendName
@@ -222,9 +222,7 @@ class CompressedGroup(dist.ProcessGroup):
     def _off(self) -> bool:
         return not self._settings.compresses
 
-    def _send(
-        self, collective: str, pairs: Pairs, opts: Any, plain: Callable[[Pairs], Any]
-    ) -> Any:
+    def _send(self, collective: str, pairs: Pairs, opts: Any, plain: Callable[[Pairs], Any]) -> Any:
         """Sends each pair compressed or, all together, plain; returns a work."""
         if self._off:
             return plain(pairs)
@@ -305,7 +303,8 @@ class CompressedGroup(dist.ProcessGroup):
 
 def _nbytes(tensor: torch.Tensor) -> int:
     """Of all its values; a sparse tensor does not tell."""
-    return tensor.numel() * tensor.element_size()
+    count: int = tensor.numel() * tensor.element_size()
+    return count
 
 
 def _options(options: Any, timeout: timedelta | None, op: Any = None) -> Any:

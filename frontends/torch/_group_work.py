@@ -1,4 +1,4 @@
-"""What a collective of backend "cccl" returns: a work of c10d's, for callers in Python and in C++."""
+"""What a collective of backend "cccl" returns: a work of c10d's, for Python and for C++."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.autograd import Variable
 from ._work import Work
 
 
-class GroupWork(dist.Work):
+class GroupWork(dist.Work):  # type: ignore[misc]
     """One or more works under way, compressed ones and the plain group's, as one.
 
     c10d's own works made from futures would lose the errors' types, and wait without a timeout.

@@ -152,6 +152,28 @@ def test_what_goes_plain_is_counted_with_its_reason_and_strict_refuses_it(ranks)
     ]  # fmt: skip
 
 
+def _by_method():
+    """With no options, as PyTorch's own tests call a group."""
+    cccl.configure({"attach_ddp": False, "min_size": 0, "collective_filter": EVERYTHING})
+    group = dist.new_group(backend="cpu:cccl")
+    rank, size = dist.get_rank(), group.size()
+    ours, part, whole = torch.full((100,), rank + 1.0), torch.empty(100), torch.empty(100 * size)
+    group.allreduce_coalesced([ours]).wait()
+    group.broadcast(ours, root=0).wait()
+    group.all_gather_single(whole, ours).wait()
+    group.all_gather_single_coalesced([whole], [ours]).wait()
+    group.reduce_scatter_single(part, whole).wait()
+    group.reduce_scatter_single_coalesced([part], [whole]).wait()
+    group.reduce_scatter(part, list(whole.chunk(size)), dist.ReduceOp.SUM).wait()
+    assert (part - 6 * size).abs().max() < 0.5
+    assert not any(row["plain"] for row in cccl.stats()["rows"])
+    dist.destroy_process_group(group)
+
+
+def test_methods_of_the_group_are_compressed_too(ranks):
+    ranks(3)(_by_method)
+
+
 def _auto():
     cccl.configure({"compression_type": "auto", "attach_ddp": False})
     group = dist.new_group(backend="cpu:cccl")
@@ -178,7 +200,7 @@ def _split():
                              group_name=f"half {rank < 2}")  # fmt: skip
     tensor = torch.full((5000,), rank + 1.0)
     dist.all_reduce(tensor, group=half)
-    assert (tensor - (3 if rank < 2 else 3)).abs().max() < 0.05
+    assert (tensor - 3).abs().max() < 0.05
     dist.broadcast(tensor, 1, group=dist.new_group([1, 2], backend="cpu:cccl"))
     rows = cccl.stats()["rows"]
     return half.size(), sorted({(row["collective"], row["plain"]) for row in rows})

@@ -213,7 +213,7 @@ def _late():
         work.wait(timedelta(seconds=0.2))
     with pytest.raises(cccl.DeadlineError, match="waited 2 s for rank 1"):
         work.wait()
-    with pytest.raises(RuntimeError, match="(?i)timed out"):  # plain, as gloo says it
+    with pytest.raises(RuntimeError, match=r"(?i)timed out"):  # plain, as gloo says it
         dist.all_reduce(torch.ones(5), group=group)
     return time.monotonic() - begun
 
