@@ -18,6 +18,7 @@ from .._config import Config, current_config
 from .._stats import plain_bytes
 from ..errors import NotCompressedError, UnsupportedError
 from ._call import Call
+from ._compile import untraced
 from ._group_work import GroupWork, finished
 from ._plain import PlainCall
 
@@ -345,3 +346,4 @@ for _name in (
 ):  # fmt: skip
     if hasattr(dist.ProcessGroup, _name):
         setattr(CompressedGroup, _name, _forward(_name))
+untraced(CompressedGroup)

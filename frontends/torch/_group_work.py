@@ -10,9 +10,11 @@ import torch
 import torch.distributed as dist
 from torch.autograd import Variable
 
+from ._compile import untraced
 from ._work import Work
 
 
+@untraced
 class GroupWork(dist.Work):  # type: ignore[misc]
     """One or more works under way, compressed ones and the plain group's, as one.
 

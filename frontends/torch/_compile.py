@@ -1,0 +1,20 @@
+"""torch.compile and our Python: what C++ calls while compiled code runs is not for it to trace."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torch._C._dynamo import eval_frame
+
+_SKIP = eval_frame._FrameAction.SKIP
+
+
+def untraced(cls: type) -> Any:
+    """Keeps the tracer out of a class's methods and what they call, without loading it as
+    `torch.compiler.disable` does, which takes seconds."""
+    strategy = eval_frame._FrameExecStrategy(_SKIP, _SKIP)
+    for function in vars(cls).values():
+        if isinstance(function, types.FunctionType):
+            eval_frame.set_code_exec_strategy(function.__code__, strategy)
+    return cls
