@@ -74,10 +74,10 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts = _options(dist.AllreduceOptions(), timeout, op if opts is None else opts)
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
+        if len(tensors) != 1 or self._stays_plain("all_reduce", tensors[0], tensors[0]):
+            return self.plain_group.allreduce(tensors, opts)
         plain = functools.partial(self.plain_group.allreduce, tensors, opts)
-        if self._off or len(tensors) != 1:
-            return plain()
-        return self._send("all_reduce", [(tensors[0], tensors[0])], opts, lambda _: plain())
+        return self._send("all_reduce", tensors[0], tensors[0], opts, plain)
 
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
@@ -85,16 +85,16 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         def plain(pairs: Pairs) -> Any:
             return self.plain_group.allreduce_coalesced([output for _, output in pairs], opts)
 
-        return self._send("all_reduce", [(t, t) for t in tensors], opts, plain)
+        return self._send_all("all_reduce", [(t, t) for t in tensors], opts, plain)
 
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
         opts = opts or dist.ReduceScatterOptions()
+        if self._stays_plain("reduce_scatter", input, output):
+            return _reduce_scatter(self.plain_group, output, input, opts)
         plain = functools.partial(_reduce_scatter, self.plain_group, output, input, opts)
-        if self._off:
-            return plain()
-        return self._send("reduce_scatter", [(input, output)], opts, lambda _: plain())
+        return self._send("reduce_scatter", input, output, opts, plain)
 
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -104,7 +104,8 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         def plain(pairs: Pairs) -> Any:
             return _reduce_scatters(self.plain_group, *_unzipped(pairs), opts)
 
-        return self._send("reduce_scatter", list(zip(inputs, outputs, strict=True)), opts, plain)
+        pairs = list(zip(inputs, outputs, strict=True))
+        return self._send_all("reduce_scatter", pairs, opts, plain)
 
     def reduce_scatter(
         self,
@@ -120,19 +121,20 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         if isinstance(outputs, torch.Tensor):
             outputs, inputs = [outputs], [inputs]
         plain = functools.partial(self.plain_group.reduce_scatter, outputs, inputs, opts)
-        if self._off or len(outputs) != 1 or any(i.shape != outputs[0].shape for i in inputs[0]):
+        output, parts = outputs[0], inputs[0]
+        if len(outputs) != 1 or any(part.shape != output.shape for part in parts):
             return plain()
-        if self._stays_plain("reduce_scatter", inputs[0][0], outputs[0], self.size()):
+        if self._stays_plain("reduce_scatter", parts[0], output, self.size()):
             return plain()
-        joined = torch.cat([i.reshape(-1) for i in inputs[0]])
-        return self._send("reduce_scatter", [(joined, outputs[0])], opts, lambda _: plain())
+        joined = torch.cat([part.reshape(-1) for part in parts])
+        return self._send("reduce_scatter", joined, output, opts, plain)
 
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or c10d.AllgatherOptions()
+        if self._stays_plain("all_gather", input, output):
+            return _all_gather(self.plain_group, output, input, opts)
         plain = functools.partial(_all_gather, self.plain_group, output, input, opts)
-        if self._off:
-            return plain()
-        return self._send("all_gather", [(input, output)], opts, lambda _: plain())
+        return self._send("all_gather", input, output, opts, plain)
 
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
@@ -142,11 +144,12 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         def plain(pairs: Pairs) -> Any:
             return _all_gathers(self.plain_group, *_unzipped(pairs), opts)
 
-        return self._send("all_gather", list(zip(inputs, outputs, strict=True)), opts, plain)
+        pairs = list(zip(inputs, outputs, strict=True))
+        return self._send_all("all_gather", pairs, opts, plain)
 
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         one = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
-        if not (self._off or self._stays_plain("all_gather", one, one, self.size())):
+        if not self._stays_plain("all_gather", one, one, self.size()):
             reason = "into a list of tensors; all_gather_into_tensor is compressed"
             if self._settings.strict:
                 raise NotCompressedError(f"all_gather {_LABEL!r}: {reason}")
@@ -162,10 +165,10 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             opts.rootRank = root
         if isinstance(tensors, torch.Tensor):
             tensors = [tensors]
+        if len(tensors) != 1 or self._stays_plain("broadcast", tensors[0], tensors[0]):
+            return self.plain_group.broadcast(tensors, opts)
         plain = functools.partial(self.plain_group.broadcast, tensors, opts)
-        if self._off or len(tensors) != 1:
-            return plain()
-        return self._send("broadcast", [(tensors[0], tensors[0])], opts, lambda _: plain())
+        return self._send("broadcast", tensors[0], tensors[0], opts, plain)
 
     _reduce_scatter_base = reduce_scatter_single
     reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
@@ -219,43 +222,56 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _settings(self) -> Config:
         return self.config or current_config()
 
-    @property
-    def _off(self) -> bool:
-        return not self._settings.compresses
+    def _send(
+        self,
+        collective: str,
+        input: torch.Tensor,
+        output: torch.Tensor,
+        opts: Any,
+        plain: Callable[[], Any],
+    ) -> Any:
+        """Sends it compressed or, for a reason that is counted, plain; returns a work."""
+        found = self._call(collective, input, output, opts)
+        if isinstance(found, Call):
+            if opts.asyncOp:
+                return GroupWork([found.submit()], [output])
+            found.perform()
+            return finished([output])
+        begun, work = time.perf_counter(), plain()
+        if not opts.asyncOp:
+            work.wait()
+        found.record(time.perf_counter() - begun, whole=not opts.asyncOp)
+        return work
 
-    def _send(self, collective: str, pairs: Pairs, opts: Any, plain: Callable[[Pairs], Any]) -> Any:
-        """Sends each pair compressed or, all together, plain; returns a work."""
-        if self._off:
+    def _send_all(
+        self, collective: str, pairs: Pairs, opts: Any, plain: Callable[[Pairs], Any]
+    ) -> Any:
+        """Sends each pair compressed, and all others in one plain call; returns one work."""
+        works: list[Any] = []
+        left = []
+        for pair in pairs:
+            if not self._stays_plain(collective, *pair):
+                found = self._call(collective, *pair, opts)
+                if isinstance(found, Call):
+                    works.append(found.submit())
+                    continue
+                found.record(0.0, whole=False)
+            left.append(pair)
+        if not works:
             return plain(pairs)
-        devices = {str(tensor.device) for pair in pairs for tensor in pair}
-        if len(devices) > 1:
-            raise UnsupportedError(
-                f"{collective} {_LABEL!r}: tensors on {' and '.join(sorted(devices))}; all those "
-                "of one call must be on the same device"
-            )
-        calls = [self._call(collective, *pair, opts) for pair in pairs]
-        left = [pair for pair, call in zip(pairs, calls, strict=True) if not isinstance(call, Call)]
-        chosen = [call for call in calls if isinstance(call, Call)]
-        if len(chosen) == len(pairs) == 1 and not opts.asyncOp:
-            chosen[0].perform()
-            return finished([pairs[0][1]])
-        works = [GroupWork([call.submit()], [call.output]) for call in chosen]
-        begun = time.perf_counter()
         if left:
             works.append(plain(left))
-            if len(pairs) == 1 and not opts.asyncOp:
-                works[0].wait()
-        for call in calls:
-            if isinstance(call, PlainCall):
-                call.record(time.perf_counter() - begun, whole=not works or works[0].is_completed())
-        return works[0] if len(works) == 1 else GroupWork(works, [output for _, output in pairs])
+        return GroupWork(works, [output for _, output in pairs])
 
     def _call(
         self, collective: str, input: torch.Tensor, output: torch.Tensor, opts: Any
-    ) -> Call | PlainCall | None:
-        """What goes compressed, or what is to be counted as plain; None: that is counted."""
-        if self._stays_plain(collective, input, output):
-            return None
+    ) -> Call | PlainCall:
+        """What goes compressed, or how it is counted as plain."""
+        if input.device != output.device:
+            raise UnsupportedError(
+                f"{collective} {_LABEL!r}: input on {input.device}, output on "
+                f"{output.device}; they must be on the same device"
+            )
         config, op, source = self._settings, dist.ReduceOp.SUM, 0
         if opts.timeout > _NO_TIMEOUT:
             config = _with_deadline(config, opts.timeout.total_seconds())
@@ -270,8 +286,11 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _stays_plain(
         self, collective: str, input: torch.Tensor, output: torch.Tensor, parts: int = 1
     ) -> bool:
-        """Whether it goes plain as it should, which is then counted. `parts`: of these sizes."""
-        config, reason = self._settings, ""
+        """Whether it goes plain as it should. That is counted, unless compression is off; then
+        calls cost no more than half a microsecond. `parts`: there are so many such tensors."""
+        config, reason = self.config or current_config(), ""
+        if not config.compresses:
+            return True
         if self.size() == 1:
             reason = "world size 1"
         elif collective not in config.collective_filter:
