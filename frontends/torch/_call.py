@@ -41,7 +41,6 @@ def send(
     config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
-    group = inside(group)
     found = existing(group)
     if found is not None and is_simple(input) and (output is input or is_simple(output)):
         reduction = OPS.get(op) if type(op) is str else op
@@ -51,7 +50,7 @@ def send(
         if plain is not None and (output is input or is_apart(input, output)) and plain.again():
             if output is not input:
                 input, output = input.view(-1), output.view(-1)
-            return plain.send(input, output, group, async_op)
+            return plain.send(input, output, inside(group), async_op)
     return Call(collective, input, output, op, group, config, label, src).run(async_op)
 
 

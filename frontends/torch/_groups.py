@@ -88,9 +88,10 @@ def inside(group: Any) -> Any:
 
 
 def existing(group: Any) -> GroupCommunicator | None:
-    """The open communicator of a group, as `inside` gives it, that has one."""
+    """The open communicator of a group that has one."""
     if not _communicators:
         return None
+    group = inside(group)
     found = _communicators.get(group) if isinstance(group, dist.ProcessGroup) else None
     return None if found is None or found.core.closed else found
 

@@ -228,6 +228,11 @@ def _options_timeout():
             work.wait()
     else:
         time.sleep(2)
+    cccl.torch.recover(group)
+    tensor = torch.ones(5000)
+    dist.all_reduce(tensor, group=group)
+    assert (tensor - 2).abs().max() < 0.02
+    assert _compressed_rows()
 
 
 def test_timeouts_are_the_groups_or_the_calls_own(own_ranks):

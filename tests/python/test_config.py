@@ -72,6 +72,7 @@ BAD = {
     "non_finite": ["ignore", None],
     "strict": ["true", 0, None],
     "deadline": [0, -1, "soon", True, float("nan")],
+    "min_size": [-1, "4 elephants", "auto", None, 1.5, True],
     "attach_ddp": [1, None],
 }
 
