@@ -56,7 +56,7 @@ def create(options: Any, pg_options: Any = None) -> CompressedGroup:
     compressed = {device for device, name in devices.items() if name == NAME}
     group = CompressedGroup(plain, list(ranks), compressed, config)
     if caller.get("device_id") is not None:
-        group.bound_device_id = caller["device_id"]
+        plain.bound_device_id = group.bound_device_id = caller["device_id"]
     return group
 
 

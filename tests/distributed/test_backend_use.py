@@ -64,7 +64,7 @@ SCRIPTS = (
 
 def test_one_string_compresses_a_training_script(own_ranks):
     """One after the other in the same processes."""
-    pool = own_ranks(2, group=False)
+    pool = own_ranks(2, backend="")
     for *script, codec in SCRIPTS:
         found = pool(_script, *script)
         assert_equal(found)
@@ -87,7 +87,7 @@ BAD = (
 
 
 def test_a_string_or_config_that_cannot_work_is_refused_at_once(own_ranks):
-    pool = own_ranks(1, group=False)
+    pool = own_ranks(1, backend="")
     for backend, pg_options, error, words in BAD:
         if backend == "cuda:cccl" and torch.cuda.is_available():
             continue
