@@ -329,9 +329,9 @@ class Stress:
              ring, future, barrier)  # fmt: skip
 
 
-def _stress(calls):
+def _stress(calls, seed=7):
     cccl.configure({"attach_ddp": False, "min_size": 2000, "deadline": 20})
-    stress = Stress(7)
+    stress = Stress(seed)
     begun = time.monotonic()
     for _ in range(calls):
         stress.step()
