@@ -60,7 +60,4 @@ struct Library {
 // Throws UnsupportedError where there is none, it is too old, or the process has two.
 const Library& library();
 
-// 2.28.9
-std::string text_of_version(int version);
-
 }  // namespace cccl::nccl

@@ -24,6 +24,7 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kReady = std::future_status::ready;
 constexpr std::uint64_t kConnecting = ~std::uint64_t{0};  // a number that no collective has
 constexpr Seconds kPatience{5}, kPostPatience{1}, kHearEvery{2};
 
@@ -288,8 +289,8 @@ class NcclTransport final : public Transport {
     throw TransportError("rank " + std::to_string(options_.rank) + ": " + problem);
   }
 
-  // Calls `end` on each communicator. It may wait for the device or for peers, so it gets a thread,
-  // and who calls this a few seconds.
+  // Calls `end` on each communicator, on a thread each: it waits for the device, where one
+  // communicator's work waits for another's. Who calls this waits a few seconds at most.
   void finish_all(Result (*end)(Comm)) {
     std::vector<Comm> comms;
     {
@@ -297,15 +298,18 @@ class NcclTransport final : public Transport {
       comms.swap(comms_);
       if (root_) comms.push_back(std::exchange(root_, nullptr));
     }
-    if (comms.empty()) return;
-    auto done = std::make_shared<std::promise<void>>();
-    const auto ended = done->get_future();
-    std::thread([comms, done, end, device = options_.device] {
-      cudaSetDevice(device);
-      for (const auto comm : comms) end(comm);
-      done->set_value();
-    }).detach();
-    stuck_ = ended.wait_for(kPatience) != std::future_status::ready;
+    std::vector<std::future<void>> ended;
+    for (const auto comm : comms) {
+      std::promise<void> done;
+      ended.push_back(done.get_future());
+      std::thread([comm, end, done = std::move(done), device = options_.device]() mutable {
+        cudaSetDevice(device);
+        end(comm);
+        done.set_value();
+      }).detach();
+    }
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(kPatience);
+    for (const auto& one : ended) stuck_ = stuck_ | (one.wait_until(until) != kReady);
   }
 
   // Ranks close together what they used together; who waits in vain gives up.
@@ -347,7 +351,7 @@ std::shared_ptr<Transport> make_transport(const Options& options, SideChannel si
 
 Version version() {
   const auto& found = library();
-  return {found.version, text_of_version(found.version), found.path};
+  return {found.version, found.path};
 }
 
 }  // namespace cccl::nccl
