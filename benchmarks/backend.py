@@ -4,10 +4,10 @@
   torchrun --nproc-per-node 2 benchmarks/backend.py calls
   netlab.py run --hosts 2 --rate 1gbit -- python benchmarks/backend.py ddp
 
-`calls`: 10,000 small collectives on each group, in turns of 20; microseconds per call in the fastest
-of rank 0's turns. A second plain group shows what is noise. `ddp`: steps of a model
-whose gradients have `--mib`, plain, under the DDP hook, and on the backend without a hook; medians
-in milliseconds, and the backend's share of the hook's gain.
+`calls`: 10,000 small collectives on each group, in turns of 20; microseconds per call in the
+fastest of rank 0's turns. A second plain group shows what is noise. `ddp`: steps of a model whose
+gradients have `--mib`, plain, under the DDP hook, and on the backend without a hook; medians in
+milliseconds, and the backend's share of the hook's gain.
 """
 
 from __future__ import annotations

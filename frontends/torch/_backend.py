@@ -45,19 +45,29 @@ def create(options: Any, pg_options: Any = None) -> CompressedGroup:
     backends = ",".join(
         f"{device}:{_PLAIN[device] if name == NAME else name}" for device, name in devices.items()
     )
-    # A name and a tag of its own: nobody who looks for a group of these ranks shall find it.
     name = f"{options.group_id}:plain"
     plain, _ = c10d._new_process_group_helper(
         options.group_size, options.group_rank, options.global_ranks_in_group,
         dist.Backend(backends), options.store, name, backend_options=pg_options,
         timeout=options.timeout, pg_tag=name,
     )  # fmt: skip
+    _forget(plain)
     ranks = options.global_ranks_in_group or range(options.group_size)
     compressed = {device for device, name in devices.items() if name == NAME}
     group = CompressedGroup(plain, list(ranks), compressed, config)
     if caller.get("device_id") is not None:
         plain.bound_device_id = group.bound_device_id = caller["device_id"]
     return group
+
+
+def _forget(group: dist.ProcessGroup) -> None:
+    """Out of torch's tables: who looks for a group of these ranks shall find the one around it,
+    which alone closes it."""
+    world = c10d._world
+    for table in (world.pg_map, world.pg_names, world.pg_backend_config):
+        table.pop(group, None)
+    world.tags_to_pg.pop(world.pg_to_tag.pop(group, ""), None)
+    c10d._unregister_process_group(group.group_name)
 
 
 def _devices(caller: Mapping[str, Any]) -> dict[str, str]:

@@ -190,10 +190,6 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         plain = self.plain_group.split_group(ranks, *args, **kwargs)
         if plain is None:
             return None
-        backend = c10d._world.pg_map[self.plain_group][0]
-        c10d._world.pg_map[plain] = backend, plain.get_group_store()
-        c10d._world.pg_names[plain] = f"{plain.group_name}:plain"
-        c10d._world.pg_backend_config[plain] = c10d._world.pg_backend_config[self.plain_group]
         members = [self._ranks[rank] for rank in sorted(ranks)]
         group = CompressedGroup(plain, members, self._devices, self.config)
         group._set_group_name(plain.group_name)
@@ -201,20 +197,12 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         return group
 
     def shutdown(self) -> None:
-        self._leave()
+        c10d._world.pg_group_ranks.pop(self.plain_group, None)
         self.plain_group.shutdown()
 
     def abort(self) -> None:
-        self._leave()
+        c10d._world.pg_group_ranks.pop(self.plain_group, None)
         self.plain_group.abort()
-
-    def _leave(self) -> None:
-        """torch forgets this group when it is destroyed; so the plain one."""
-        world = c10d._world
-        tables = (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config)
-        for table in tables:
-            table.pop(self.plain_group, None)
-        world.tags_to_pg.pop(world.pg_to_tag.pop(self.plain_group, ""), None)
 
     # The decision.
 
@@ -286,8 +274,8 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _stays_plain(
         self, collective: str, input: torch.Tensor, output: torch.Tensor, parts: int = 1
     ) -> bool:
-        """Whether it goes plain as it should. That is counted, unless compression is off; then
-        calls cost no more than half a microsecond. `parts`: there are so many such tensors."""
+        """Whether it goes plain as it should. That is counted, unless compression is off: a call
+        should then cost what the plain group's does. `parts`: there are so many such tensors."""
         config, reason = self.config or current_config(), ""
         if not config.compresses:
             return True
