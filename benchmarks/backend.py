@@ -7,7 +7,7 @@
 `calls`: 10,000 small collectives on each group, in turns of 20; microseconds per call in the
 fastest of rank 0's turns. A second plain group shows what is noise. `ddp`: steps of a model whose
 gradients have `--mib`, plain, under the DDP hook, and on the backend without a hook; medians in
-milliseconds, and the backend's share of the hook's gain.
+milliseconds, and the backend's share of the hook's gain. `fsdp`: the same of a sharded model.
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cccl
@@ -75,6 +77,33 @@ def ddp(options: argparse.Namespace) -> None:
     show(f"{options.mib} MiB", medians, f"{100 * share:.0f} % of the hook's gain")
 
 
+def fsdp(options: argparse.Namespace) -> None:
+    """One line: parameters are gathered twice a step, gradients scattered once."""
+    cccl.configure({"compression_type": options.codec})
+    backend = DeviceMesh.from_group(dist.new_group(backend="cpu:cccl"), "cpu")
+    plain = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    meshes = {"plain": plain, "hooks": plain, "hooks, all_gather too": plain, "backend": backend}
+    models = {name: sharded(options.mib, mesh) for name, mesh in meshes.items()}
+    cccl.torch.compress_fsdp(models["hooks"])
+    both = ["all_gather", "reduce_scatter"]
+    config = {"compression_type": options.codec, "collective_filter": both}
+    cccl.torch.compress_fsdp(models["hooks, all_gather too"], config)
+    batch = torch.randn(1, 1024)
+    times = turns(models, lambda m: m(batch).sum().backward(), options.steps)
+    medians = {name: 1e3 * statistics.median(t) for name, t in times.items()}
+    gain = medians["plain"] - medians["hooks"]
+    share = (medians["plain"] - medians["backend"]) / gain
+    show(f"{options.mib} MiB", medians, f"{100 * share:.0f} % of the hooks' gain")
+
+
+def sharded(mib: int, mesh: DeviceMesh) -> torch.nn.Module:
+    """Of layers of 4 MiB."""
+    layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(mib // 4)]
+    for layer in layers:
+        fully_shard(layer, mesh=mesh)
+    return fully_shard(torch.nn.Sequential(*layers), mesh=mesh)
+
+
 def model(rows: int, **options: object) -> DistributedDataParallel:
     """Whose step is the sending of `rows` x 1024 gradients, in buckets of 4 MiB."""
     layers = [torch.nn.Linear(1024, 1024, bias=False) for _ in range(rows // 1024)]
@@ -107,11 +136,12 @@ def main() -> None:
     )
     commands = parser.add_subparsers(required=True)
     commands.add_parser("calls").set_defaults(run=calls)
-    p = commands.add_parser("ddp")
-    p.add_argument("--mib", type=int, default=16)
-    p.add_argument("--codec", default="block_float8")
-    p.add_argument("--steps", type=int, default=15)
-    p.set_defaults(run=ddp)
+    for run in (ddp, fsdp):
+        p = commands.add_parser(run.__name__)
+        p.add_argument("--mib", type=int, default=16)
+        p.add_argument("--codec", default="block_float8")
+        p.add_argument("--steps", type=int, default=15)
+        p.set_defaults(run=run)
     options = parser.parse_args()
     torch.set_num_threads(1)  # ranks often share the cores
     dist.init_process_group("gloo")

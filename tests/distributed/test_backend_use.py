@@ -14,6 +14,8 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
 from expect import assert_equal, gradient, parameters_digest
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -32,7 +34,7 @@ def _train(ddp, steps=5, optimizer=None):
         optimizer.zero_grad()
         ddp(gradient(dist.get_rank(), (8, 24), torch.float32, seed=step)).square().mean().backward()
         optimizer.step()
-    return parameters_digest(ddp)
+    return parameters_digest(ddp) if isinstance(ddp, DistributedDataParallel) else None
 
 
 def _compressed_rows():
@@ -54,6 +56,15 @@ def _script(backend, pg_options, settings):
     return digest, {row["codec"].split("(")[0] for row in _compressed_rows()}
 
 
+def _mesh_script():
+    dist.init_process_group("cpu:cccl", timeout=timedelta(seconds=30))
+    mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("replicate", "shard"))
+    assert {type(g) for g in mesh.get_all_groups()} == {type(dist.group.WORLD)}
+    _train(fully_shard(_mlp(), mesh=mesh), 1)
+    dist.destroy_process_group()
+    return {row["collective"] for row in _compressed_rows()}
+
+
 SCRIPTS = (
     ("cpu:cccl", None, {}, "block_float8"),
     ("cccl", None, {"compression_type": "cast_bf16"}, "cast_bf16"),
@@ -69,6 +80,7 @@ def test_one_string_compresses_a_training_script(own_ranks):
         found = pool(_script, *script)
         assert_equal(found)
         assert found[0][1] == {codec}
+    assert pool(_mesh_script) == [{"reduce_scatter"}] * 2
 
 
 def _refused(backend, pg_options=None):
