@@ -49,6 +49,7 @@ def _same(name, settings):
 @pytest.mark.parametrize("name", [calls.__name__ for calls in c10d_calls.EVERY])
 @pytest.mark.parametrize("settings", OFF.values(), ids=OFF)
 def test_what_is_not_compressed_equals_the_plain_backend_bitwise(ranks, settings, name):
+    """F070"""
     ranks(3)(_same, name, settings)
 
 

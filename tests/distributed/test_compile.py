@@ -17,6 +17,7 @@ import cccl.torch
 
 # Traces, and lowers forward and backward, but runs them without a C++ compiler.
 BACKEND = "aot_eager"
+STEPS = 10
 
 
 class Net(nn.Module):
@@ -55,7 +56,7 @@ def _fsdp_with_the_hooks(group, plain):
 def _train(model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     cccl.reset_stats()
-    for step in range(3):
+    for step in range(STEPS):
         optimizer.zero_grad()
         model(
             gradient(dist.get_rank(), (8, 24), torch.float32, seed=step)
@@ -76,13 +77,13 @@ def _trained(build):
     counter = CompileCounterWithBackend(BACKEND)
     eager, calls = _train(build(group, plain))
     compiled, calls_compiled = _train(torch.compile(build(group, plain), backend=counter))
-    assert counter.frame_count > 0, "nothing was compiled"
+    assert 0 < counter.frame_count < STEPS, "compiled, and not anew for each step"
     assert calls, "nothing was compressed"
     assert calls_compiled == calls
     for one, other in zip(eager, compiled, strict=True):
         # DDP orders buckets by when gradients come; then other values share a scale.
         if "ddp" in build.__name__:
-            assert (one - other).abs().max() < 1e-3
+            assert (one - other).abs().max() < 2e-3
         else:
             assert torch.equal(one, other)
     return [digest(value) for value in compiled]
@@ -93,6 +94,7 @@ def _trained(build):
     [_ddp_on_the_backend, _ddp_with_the_hook, _fsdp_on_the_backend, _fsdp_with_the_hooks],
 )
 def test_a_compiled_model_trains_as_the_eager_one(ranks, build):
+    """F077"""
     assert_equal(ranks(2)(_trained, build))
 
 
