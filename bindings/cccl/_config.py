@@ -97,6 +97,10 @@ class Config:
     deadline: float | None = None
     """Seconds that a wait for a peer may take; None: the process group's timeout."""
 
+    min_size: int | str = "16KiB"
+    """Tensors of fewer bytes go plain where the process-group backend cannot tell a gradient from a
+    loss or a count. Hooks and `cccl.torch`'s collectives take any size."""
+
     nccl_lanes: int = 2
     """NCCL communicators that carry a group's transfers in turn, so that one's begin while
     another's end; equal on all ranks. Those of a group's first use count."""
@@ -184,6 +188,11 @@ class Config:
         """Bytes per chunk; 0 for "auto"."""
         return 0 if self.chunk_size == "auto" else parse_bytes(self.chunk_size)
 
+    @functools.cached_property
+    def min_bytes(self) -> int:
+        """Bytes of `min_size`."""
+        return parse_bytes(self.min_size, "min_size")
+
     @property
     def window_chunks(self) -> int:
         """Chunks; 0 for "auto"."""
@@ -228,13 +237,14 @@ def _load_items(items: tuple[tuple[str, type, Any], ...]) -> Config:
     return Config.load({key: value for key, _, value in items})
 
 
-def parse_bytes(value: int | str) -> int:
-    """1048576, "1MiB" or "1 MB" in bytes."""
+def parse_bytes(value: int | str, key: str = "chunk_size") -> int:
+    """1048576, "1MiB" or "1 MB" in bytes; `key` is named in errors."""
     if isinstance(value, int):
         return value
     match = re.fullmatch(r"\s*(\d+)\s*([A-Za-z]*)\s*", value)
     if not match or match[2].upper() not in _UNITS:
-        raise ConfigError(f"chunk_size = {value!r}; allowed: 'auto', bytes, or a size as '2MiB'")
+        auto = "'auto', " if key == "chunk_size" else ""
+        raise ConfigError(f"{key} = {value!r}; allowed: {auto}bytes, or a size as '2MiB'")
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
@@ -293,6 +303,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "strict": ("true or false", _is_bool),
     "deadline": ("seconds, more than 0 and at most 31 days",
                  lambda v: v is None or (isinstance(v, float) and 0 < v <= 31 * 24 * 3600)),
+    "min_size": ("bytes, as an integer from 0 or as '16KiB'",
+                 lambda v: isinstance(v, int | str) and not isinstance(v, bool)
+                 and parse_bytes(v, "min_size") >= 0),
     "nccl_lanes": ("an integer from 1 to 8", lambda v: _is_int(1)(v) and v <= 8),
     "nccl_max_ctas": ("an integer from 0 to 64", lambda v: _is_int(0)(v) and v <= 64),
     "debug": ("true or false", _is_bool),

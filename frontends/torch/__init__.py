@@ -1,4 +1,4 @@
-"""CCCL for PyTorch: a DDP communication hook and collectives on tensors."""
+"""CCCL for PyTorch: a process-group backend, hooks for DDP and FSDP, collectives on tensors."""
 
 from typing import Any
 
@@ -17,7 +17,11 @@ from ._groups import recover
 from ._work import Work
 
 if _dist.is_available():
+    from ._backend import register as _register
     from ._ddp import CompressionState, attach, compress, compression_hook
+    from ._fsdp import compress_fsdp
+
+    _register()
 
     if _is_configured():  # before torch was imported
         attach(_current_config())
@@ -37,6 +41,7 @@ __all__ = [
     "attach",
     "broadcast",
     "compress",
+    "compress_fsdp",
     "compression_hook",
     "recover",
     "reduce_scatter",

@@ -14,7 +14,7 @@ from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
-from ._groups import communicator, existing, resolve
+from ._groups import communicator, existing, inside, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._work import Work, is_capturing, profiler_ranges
 
@@ -51,7 +51,7 @@ def send(
         if plain is not None and (output is input or is_apart(input, output)) and plain.again():
             if output is not input:
                 input, output = input.view(-1), output.view(-1)
-            return plain.send(input, output, group, async_op)
+            return plain.send(input, output, inside(group), async_op)
     return Call(collective, input, output, op, group, config, label, src).run(async_op)
 
 

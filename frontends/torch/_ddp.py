@@ -107,7 +107,7 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
         return future.value()[0]
 
     # As DDP without a hook, bit by bit: scaled first, so that half precision does not overflow.
-    work = dist.all_reduce(buffer.mul_(1.0 / call.size), group=call.group, async_op=True)
+    work = dist.all_reduce(buffer.mul_(1.0 / call.size), dist.ReduceOp.SUM, call.group, True)
     return work.get_future().then(finish)
 
 

@@ -54,7 +54,7 @@ class GlooTransport:
     def __init__(self, group: dist.ProcessGroup, generation: int, seconds: float):
         self.rank, self.size = group.rank(), group.size()
         self._seconds = seconds
-        self._store = dist.PrefixStore(f"cccl/{generation}", c10d._get_process_group_store(group))
+        self._store = dist.PrefixStore(f"cccl/{generation}", group.get_group_store())
         self._notices = Notices(self._store)
         self._gloo: Any = None
         self._works: dict[int, tuple[Any, int]] = {}

@@ -118,14 +118,20 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
         group = dist.group.WORLD
     if not isinstance(group, dist.ProcessGroup) and group != dist.GroupMember.NON_GROUP_MEMBER:
         raise UnsupportedError(f"group is a {type(group).__name__}, not a process group")
-    return None if group == dist.GroupMember.NON_GROUP_MEMBER else group
+    return None if group == dist.GroupMember.NON_GROUP_MEMBER else inside(group)
+
+
+def inside(group: Any) -> Any:
+    """The plain group inside one of backend "cccl", any other as it is; None: the default one."""
+    group = dist.group.WORLD if group is None else group
+    return getattr(group, "plain_group", group)
 
 
 def existing(group: Any, device: torch.device) -> GroupCommunicator | None:
     """The open communicator of a group that has one on that device."""
     if not _communicators:
         return None
-    group = dist.group.WORLD if group is None else group
+    group = inside(group)
     if not isinstance(group, dist.ProcessGroup):
         return None
     found = _communicators.get(group, {}).get(device)

@@ -7,7 +7,6 @@ from collections import deque
 from typing import Any
 
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
 
 from .. import _core
 from .._config import Config
@@ -23,7 +22,7 @@ class StoreChannel:
 
     def __init__(self, group: dist.ProcessGroup, generation: int):
         self.rank, self.size = group.rank(), group.size()
-        store = c10d._get_process_group_store(group)
+        store = group.get_group_store()
         self._store = dist.PrefixStore(f"cccl/{generation}/nccl", store)
         self._notices = Notices(self._store)
         self._mine: deque[str] = deque()

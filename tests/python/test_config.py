@@ -75,6 +75,7 @@ BAD = {
     "non_finite": ["ignore", None],
     "strict": ["true", 0, None],
     "deadline": [0, -1, "soon", True, float("nan")],
+    "min_size": [-1, "4 elephants", "auto", None, 1.5, True],
     "nccl_lanes": [0, 9, "two", None, True],
     "nccl_max_ctas": [-1, 65, 1.5, True],
     "debug": ["yes", 1, None],

@@ -1,0 +1,136 @@
+"""Fully sharded models: gradients go compressed on their way into reduce-scatter."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from .._config import Config, current_config
+from ..errors import ConfigError
+from ._call import send
+
+
+def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | None = None) -> None:
+    """Compresses what a model sharded by `fully_shard` sends, and its submodules.
+
+    Reduce-scatters of gradients go compressed; all-gathers of parameters too if `collective_filter`
+    names "all_gather", which by default it does not: then training goes on from rounded
+    parameters. Call it after `fully_shard`; the last call holds. `config`: None for that of
+    `cccl.configure`. The all-reduce between the replicas of an HSDP mesh has no hook: it goes
+    compressed where its group's backend is "cccl".
+
+    A model in FSDP1's `FullyShardedDataParallel` gets its communication hook, for gradients only.
+
+    Raises `ConfigError` if `model` is not sharded or the configuration compresses nothing of it.
+    """
+    from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
+
+    settings = None if config is None else Config.load(config)
+    if isinstance(model, FullyShardedDataParallel):
+        _check_filter(settings, "reduce_scatter", "all_reduce")
+        _register_hook(model, settings)
+        return
+    sharded = {n: m for n, m in model.named_modules() if isinstance(m, FSDPModule)}
+    if not sharded:
+        raise ConfigError(
+            f"compress_fsdp() takes a model sharded by fully_shard() or FullyShardedDataParallel; "
+            f"no part of this {type(model).__name__} is. DistributedDataParallel: use compress()"
+        )
+    _check_filter(settings, "reduce_scatter", "all_gather")
+    for name, module in sharded.items():
+        label = f"fsdp {name}" if name else "fsdp"
+        try:
+            module.set_custom_reduce_scatter(ReduceScatter(settings, label))
+            module.set_custom_all_gather(AllGather(settings, label))
+        except ValueError as error:  # parameters of one module on several meshes
+            raise ConfigError(f"{label}: FSDP takes no custom collectives here: {error}") from error
+
+
+class _Comm:
+    """What FSDP2 asks of a custom collective, but the call."""
+
+    def __init__(self, config: Config | None, label: str):
+        self.config, self.label = config, label
+
+    def allocate(
+        self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
+    ) -> torch.Tensor:
+        return torch.empty(*size, dtype=dtype, device=device)
+
+
+class ReduceScatter(_Comm):
+    """For `FSDPModule.set_custom_reduce_scatter`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        op: Any,
+        async_op: bool = False,
+    ) -> Any:
+        if op == dist.ReduceOp.PREMUL_SUM:  # of `set_gradient_divide_factor`, as NCCL does it
+            input_tensor.mul_(_factor(op))
+            op = dist.ReduceOp.SUM
+        return send(
+            "reduce_scatter", input_tensor, output_tensor, op, group, async_op, self.config,
+            self.label,
+        )  # fmt: skip
+
+
+class AllGather(_Comm):
+    """For `FSDPModule.set_custom_all_gather`."""
+
+    def __call__(
+        self,
+        output_tensor: torch.Tensor,
+        input_tensor: torch.Tensor,
+        group: dist.ProcessGroup,
+        async_op: bool = False,
+    ) -> Any:
+        op = dist.ReduceOp.SUM
+        return send(
+            "all_gather", input_tensor, output_tensor, op, group, async_op, self.config, self.label
+        )
+
+
+def _factor(op: Any) -> Any:
+    """A ReduceOp tells the factor of PREMUL_SUM to pickle only."""
+    return op.__getstate__()[1]
+
+
+def _check_filter(config: Config | None, *collectives: str) -> None:
+    config = config or current_config()
+    if config.compresses and not set(collectives) & set(config.collective_filter):
+        raise ConfigError(
+            f"collective_filter = {list(config.collective_filter)} names nothing that this model "
+            f"sends: add {' or '.join(map(repr, collectives))}"
+        )
+
+
+class _HookState:
+    """Of FSDP1's communication hook."""
+
+    def __init__(self, group: dist.ProcessGroup, config: Config | None):
+        self.group, self.config = group, config
+
+
+def _hook(state: _HookState, gradient: torch.Tensor, part: torch.Tensor | None = None) -> None:
+    """Averages the gradient, or its part that this rank keeps."""
+    if part is None:  # NO_SHARD
+        send("all_reduce", gradient, gradient, "avg", state.group, False, state.config, "fsdp")
+    else:
+        send("reduce_scatter", gradient, part, "avg", state.group, False, state.config, "fsdp")
+
+
+def _register_hook(model: Any, config: Config | None) -> None:
+    try:
+        model.register_comm_hook(_HookState(model.process_group, config), _hook)
+    except AssertionError as error:  # hybrid sharding, no root, or a hook is there
+        raise ConfigError(
+            f"FSDP1 takes no communication hook here: {error}. Backend 'cccl' of its process "
+            "groups compresses without one"
+        ) from error
