@@ -32,7 +32,6 @@ def add_commands(commands: Any) -> None:
         epilog="example: python -m cccl bench codec --codec block_float4",
     )
     codec.add_argument("--isa", default="auto", help="auto, baseline, avx2 or avx512")
-    codec.add_argument("--zeros", type=float, default=0.0, help="share of values made 0")
     codec.add_argument("--peers", action="store_true", help="other libraries' codecs too (CUDA)")
     codec.set_defaults(run=run_codec)
 
@@ -76,6 +75,7 @@ def add_commands(commands: Any) -> None:
         command.add_argument("--level", default="fast", help="fast or best")
         command.add_argument("--rotation", default="none", help="none or hadamard")
         command.add_argument("--top-k", type=float, help="share of values that sparse keeps")
+        command.add_argument("--zeros", type=float, default=0.0, help="share of values made 0")
         command.add_argument("--threshold", type=float, help="magnitude below which sparse drops")
         command.add_argument("--repeats", type=int, default=10, help="of which the median counts")
         command.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -236,12 +236,12 @@ def values_of(numel: int, path: Path | None, seed: int = 0) -> np.ndarray:
     return generator.standard_normal(numel, np.float32) * scale
 
 
-def with_zeros(values: np.ndarray, share: float) -> np.ndarray:
+def with_zeros(values: np.ndarray, share: float, seed: int = 0) -> np.ndarray:
     """A random `share` of the values becomes 0."""
     if not 0 <= share <= 1:
         raise ConfigError(f"zeros = {share}; allowed: a share from 0 to 1")
     if share:
-        values = np.where(np.random.default_rng(1).random(values.size) < share, 0, values)
+        values = np.where(np.random.default_rng(seed + 1).random(values.size) < share, 0, values)
     return values.astype(np.float32, copy=False)
 
 

@@ -71,7 +71,8 @@ def _measure(
 ) -> dict[str, Any]:
     world, rank = dist.get_world_size(), dist.get_rank()
     dtype = getattr(torch, options.dtype)
-    gradient = torch.from_numpy(bench.values_of(numel, options.input, seed=rank))
+    values = bench.values_of(numel, options.input, seed=rank)
+    gradient = torch.from_numpy(bench.with_zeros(values, options.zeros, seed=rank))
     gradient = gradient.to(device, dtype)
     if options.input:  # the same file on every rank: shift it, or the ranks would agree
         gradient = gradient.roll(rank * (numel // world))
