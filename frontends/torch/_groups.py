@@ -67,7 +67,7 @@ class GroupCommunicator:
         closed = self.core.closed
         if not closed:
             return
-        failure = self.core.failure
+        failure: Any = self.core.failure
         if failure is not None and self.device.type != "cpu" and not self._reported:
             self._reported = True
             raise failure

@@ -26,7 +26,7 @@ class _Finished:
 
 def is_capturing(tensor: torch.Tensor) -> bool:
     """Whether the current stream of its device is being captured into a CUDA graph."""
-    return tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    return bool(tensor.is_cuda and torch.cuda.is_current_stream_capturing())
 
 
 def profiler_ranges() -> Callable[[str, bool], None]:
