@@ -84,6 +84,7 @@ struct Search {
   using Real = float;
   static constexpr bool kNanBits = false;
   Layout layout;
+  std::uint32_t infinity = kInfinity;
 
   __device__ void prepare() const {
     constexpr auto kCuts = std::to_array(kNormal4Cuts);
@@ -93,7 +94,9 @@ struct Search {
 #pragma unroll
       for (const std::uint8_t cut : kCuts) code += i - SearchTables::kBelow > cut;
       tables.codes[i] = static_cast<std::uint8_t>(code);
-      tables.levels[i] = static_cast<std::uint16_t>(__float_as_uint(level_of_code(code)) >> 16);
+      constexpr auto kLevels = std::to_array(kNormal4Levels);
+      const float level = kLevels[code];
+      tables.levels[i] = static_cast<std::uint16_t>(__float_as_uint(level) >> 16);
     }
     __syncthreads();
   }
@@ -129,8 +132,8 @@ struct Search {
     const auto less = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, kClip);
     // Lifting both scales with the values, and lowering the weight, changes no bit of the errors.
     const bool is_tiny = found.extreme() != 0 && less < kTinyScale;
-    Scale scale = make_scale(found, magnitude, is_tiny);
-    const Scale smaller = make_scale(found, less, is_tiny);
+    Scale scale = make_scale(found, magnitude, is_tiny, infinity);
+    const Scale smaller = make_scale(found, less, is_tiny, infinity);
     const float lift = is_tiny ? kLift : 1.0f;
     // Relative to the extreme, or an error's square would under- or overflow.
     const float extreme = __uint_as_float(found.extreme());

@@ -88,10 +88,11 @@ __global__ void __launch_bounds__(kThreads)
     copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
                     __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0], totals.read);
+  const BodyReader in(sources.payloads[0]);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
     in.rows(tile, offset, bytes, rows);
+    totals.read += checksum_of(offset, lane_id(), rows);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;

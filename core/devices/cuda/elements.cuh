@@ -45,27 +45,45 @@ struct ElementDecoder {
   static constexpr int kVector = kChunkBytes / sizeof(Element);
   static constexpr float kZero = -0.0f;
 
+  __device__ void prepare() const {}
+
   template <int kVector>
   struct Fetched {
     Chunk<kVector * sizeof(Element)> rows[kPerLane / kVector];
   };
 
   template <int kVector, class Tile>
-  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
+  __device__ Fetched<kVector> fetch(const Tile& tile, const BodyReader& in) const {
     Fetched<kVector> fetched;
     in.rows(tile, tile.first * sizeof(Element), tile.count * sizeof(Element), fetched.rows);
     return fetched;
   }
 
-  template <int kVector, bool kAdd, class Real>
+  template <class Tile>
+  __device__ void prefetch(const Tile& tile, const BodyReader& in) const {
+    constexpr int kLines = kTileValues * sizeof(Element) / kLineBytes;
+#pragma unroll
+    for (int line = 0; line < kLines; line += kLanes)
+      if (line + lane_id() < kLines)
+        in.prefetch(tile.ahead * sizeof(Element) + (line + lane_id()) * kLineBytes);
+  }
+
+  template <int kVector, class Tile>
+  __device__ std::uint64_t checksum(const Tile& tile, const Fetched<kVector>& fetched) const {
+    return checksum_of(tile.first * sizeof(Element), lane_id(), fetched.rows);
+  }
+
+  template <int kVector, Into kInto, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
 #pragma unroll
     for (int k = 0; k < kPerLane / kVector; ++k) {
       Real terms[kVector];
       load<Element, true, Real, kVector>(fetched.rows[k], terms);
 #pragma unroll
-      for (int v = 0; v < kVector; ++v)
-        values[k * kVector + v] = kAdd ? values[k * kVector + v] + terms[v] : terms[v];
+      for (int v = 0; v < kVector; ++v) {
+        Real& value = values[k * kVector + v];
+        value = kInto == Into::kSum ? value + terms[v] : terms[v];
+      }
     }
   }
 };

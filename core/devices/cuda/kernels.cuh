@@ -5,19 +5,24 @@
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
+//   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
+//   // multiplied with first, a power of two.
+//   std::uint32_t infinity;
+//   float factor;
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
 //   template <int kVector>
 //   bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;
 // };
 // struct Decoder {
 //   using Values;
-//   static constexpr float kZero;     to which adding a first term gives what decoding it gives
+//   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
-//   template <int kVector> struct Fetched;
-//   template <int kVector> Fetched<kVector> fetch(const Tile&, BodyReader&) const;
-//   // values = or += what was fetched
-//   template <int kVector, bool kAdd>
-//   void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
+//   void prepare();                   once, before all else
+//   template <int kVector> struct Fetched;                                  of a tile, in a lane
+//   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
+//   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
+//   std::uint64_t checksum(const Tile&, const Fetched<kVector>&) const;     what it adds
+//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
 // };
 #pragma once
 
@@ -37,35 +42,84 @@ struct Mean {
   double divisor;
   float divisor_f, reciprocal_f;
   bool exact;           // the reciprocal is
+  bool moderate;        // the divisor and its reciprocal lie within 2^-40 and 2^40
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
-// Bodies are asked for this many tiles ahead, since beside a stream of writes a read takes long.
-// More would only push each other out (measured: 3 tiles cost 10 %).
-inline constexpr int kTilesAhead = 1;
+#ifndef AHEAD
+#define AHEAD 1
+#endif
+#ifndef RAHEAD
+#define RAHEAD 0
+#endif
+#ifndef PIPE
+#define PIPE 1
+#endif
+#ifndef DPIPE
+#define DPIPE 0
+#endif
+#ifndef RES
+#define RES 3
+#endif
+#ifndef RERES
+#define RERES 3
+#endif
+#ifndef TOGETHER
+#define TOGETHER 160
+#endif
+// Bodies are asked for this many tiles ahead of their loads, since beside a stream of writes a read
+// takes long. More would only push each other out (measured: 3 tiles cost 10 %).
+inline constexpr int kTilesAhead = AHEAD;
 
-// step(tile) for each tile that this warp has.
-template <class Step>
-__device__ inline void for_tiles(const Span& span, Step step) {
+// step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A step
+// calls next() once it is done with `fetched`: loads for the next tile then run beside the rest of it.
+template <bool kPipelined, class Fetch, class Step>
+__device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
   __shared__ alignas(kChunkBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
   const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
   std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
-  for (; first < direct; first += stride)
-    step(WarpTile<true>{first, span.count, span.position + first, first + kTilesAhead * stride,
-                        kTileValues, nullptr});
+  const auto whole = [&](std::uint64_t at) {
+    return WarpTile<true>{at, span.count, span.position + at, at + kTilesAhead * stride,
+                          kTileValues, nullptr};
+  };
+  if (first < direct) {
+    if constexpr (kPipelined) {
+      auto fetched = fetch(whole(first));
+      for (; first < direct; first += stride)
+        step(whole(first), fetched, [&] {
+          if (first + stride < direct) fetched = fetch(whole(first + stride));
+        });
+    } else {
+      for (; first < direct; first += stride) {
+        auto fetched = fetch(whole(first));
+        step(whole(first), fetched, [] {});
+      }
+    }
+  }
   for (; first < span.count; first += stride) {
     const std::uint64_t left = span.count - first;
     const int n = static_cast<int>(left < kTileValues ? left : kTileValues);
-    step(WarpTile<false>{first, span.count, span.position + first, span.count, n, staging[warp]});
+    const WarpTile<false> tile{first, span.count, span.position + first, span.count, n,
+                               staging[warp]};
+    auto fetched = fetch(tile);
+    step(tile, fetched, [] {});
   }
+}
+
+// The same for steps that fetch nothing.
+template <class Step>
+__device__ inline void for_tiles(const Span& span, Step step) {
+  for_tiles<false>(
+      span, [](const auto&) { return 0; },
+      [&](const auto& tile, int, auto) { step(tile); });
 }
 
 // Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
 // registers of all.
 template <class T>
-inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
+inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : RES;
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
@@ -84,29 +138,70 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
   finish(workspace, totals, nullptr, &seal);
 }
 
+template <int kVector, bool kAhead, class Tile, class Decoder>
+__device__ inline auto fetch_tile(const Tile& tile, const Decoder& decoder, const BodyReader& in) {
+  if (kAhead && Tile::kDirect && tile.ahead < tile.count) decoder.prefetch(tile, in);
+  return decoder.template fetch<kVector>(tile, in);
+}
+
 template <class Decoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     decode_kernel(std::byte* values, Span span, Decoder decoder,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  decoder.prepare();
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0], totals.read);
-  for_tiles(span, [&](const auto& tile) {
-    SumOf<T> tile_values[kPerLane];
-    const auto fetched = decoder.template fetch<kVector>(tile, in);
-    decoder.template apply<kVector, false>(fetched, tile_values);
-    write_values<T, true>(tile, values, tile_values);
-  });
+  const BodyReader in(sources.payloads[0]);
+  for_tiles<DPIPE>(
+      span, [&](const auto& tile) { return fetch_tile<kVector, true>(tile, decoder, in); },
+      [&](const auto& tile, const auto& fetched, auto next) {
+        SumOf<T> tile_values[kPerLane];
+        totals.read += decoder.checksum(tile, fetched);
+        decoder.template apply<kVector, Into::kValue>(fetched, tile_values);
+        next();
+        write_values<T, true>(tile, values, tile_values);
+      });
   finish(workspace, totals, report, nullptr);
+}
+
+// x / divisor, rounded to nearest: two steps from the product with the rounded reciprocal, the last
+// of which rounds right (Markstein) as long as no intermediate result is denormal or infinite.
+__device__ inline float quotient(const Mean& mean, float x) {
+  float q = x * mean.reciprocal_f;
+#pragma unroll
+  for (int step = 0; step < 2; ++step)
+    q = __fmaf_rn(__fmaf_rn(-mean.divisor_f, q, x), mean.reciprocal_f, q);
+  return q;
+}
+
+// Whether quotient() may be wrong. A sum is never -0 where this is called for zeros to be exact.
+__device__ inline bool is_delicate(float x) {
+  constexpr std::uint32_t kLeast = 0x19800000u, kMost = 0x66000000u;  // 2^-76, 2^77
+  const std::uint32_t bits = __float_as_uint(x);
+  return bits != 0 && (bits & 0x7FFFFFFFu) - kLeast >= kMost - kLeast;
 }
 
 __device__ inline void divide(const Mean& mean, float (&sums)[kPerLane]) {
   if (mean.exact) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) sums[i] *= mean.reciprocal_f;
-  } else {
+    return;
+  }
+  bool delicate = !mean.moderate;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) sums[i] = __fdiv_rn(sums[i], mean.divisor_f);
+  for (int i = 0; i < kPerLane; ++i) delicate |= is_delicate(sums[i]);
+  if (!delicate) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) sums[i] = quotient(mean, sums[i]);
+    return;
+  }
+  // Rare: one piece of code, through which the values are passed on.
+#pragma unroll 1
+  for (int turn = 0; turn < kPerLane; ++turn) {
+    const float divided = __fdiv_rn(sums[0], mean.divisor_f);
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) sums[i - 1] = sums[i];
+    sums[kPerLane - 1] = divided;
   }
 }
 
@@ -115,17 +210,20 @@ __device__ inline void divide(const Mean& mean, double (&sums)[kPerLane]) {
   for (int i = 0; i < kPerLane; ++i) sums[i] = __ddiv_rn(sums[i], mean.divisor);
 }
 
-// Divides; then what float16 cannot hold becomes an Inf, and, where their bits matter, all NaNs
-// one.
-template <bool kNanBits, class Real>
-__device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
-  divide(mean, sums);
-  if (mean.half_overflows) {
+// The bits of the least float that is an Inf in float16.
+inline constexpr std::uint32_t kHalfInfinity = 0x477FF000u;  // 65520
+
+// What float16 cannot hold becomes an Inf.
+template <class Real>
+__device__ inline void overflow_half(Real (&sums)[kPerLane]) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (fabs(sums[i]) >= Real{65520}) sums[i] = copysign(Real{INFINITY}, sums[i]);
-  }
-  if constexpr (!kNanBits) return;
+  for (int i = 0; i < kPerLane; ++i)
+    if (fabs(sums[i]) >= Real{65520}) sums[i] = copysign(Real{INFINITY}, sums[i]);
+}
+
+// All NaNs become one.
+template <class Real>
+__device__ inline void unite_nans(Real (&sums)[kPerLane]) {
   bool special = false;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) special |= isnan(sums[i]);
@@ -135,30 +233,73 @@ __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
     if (isnan(sums[i])) sums[i] = nan_of<Real>();
 }
 
-// The mean of the sources' values in a tile. Several are fetched before the first is added.
-template <int kVector, bool kNanBits, class Tile, class Decoder, class Real>
-__device__ inline void mean_of_tile(const Tile& tile, const Sources& sources,
-                                    const Decoder& decoder, const Mean& mean,
-                                    std::uint64_t& checksum, Real (&sums)[kPerLane]) {
-  using Fetched = typename Decoder::template Fetched<kVector>;
-  constexpr int kTogether = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
-  Fetched fetched[kTogether];
+// A tile of kCount sources: all of them are asked for before the first is used.
+template <class Decoder, int kVector, int kCount>
+struct Terms {
+  typename Decoder::template Fetched<kVector> fetched[kCount];
+
+  // Of sources `first` and on.
+  template <class Tile>
+  __device__ void fetch(const Tile& tile, const Sources& sources, int first,
+                        const Decoder& decoder) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
-  for (int first = 0; first < sources.count; first += kTogether) {
+    for (int j = 0; j < kCount; ++j)
+      fetched[j] = fetch_tile<kVector, RAHEAD>(tile, decoder, BodyReader(sources.payloads[first + j]));
+  }
+
+  template <bool kFirst, class Tile, class Real>
+  __device__ void add(const Tile& tile, const Decoder& decoder, std::uint64_t& checksum,
+                      Real (&sums)[kPerLane]) const {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (first + j >= sources.count) break;
-      BodyReader in(sources.payloads[first + j], checksum);
-      fetched[j] = decoder.template fetch<kVector>(tile, in);
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (first + j >= sources.count) break;
-      decoder.template apply<kVector, true>(fetched[j], sums);
+    for (int j = 0; j < kCount; ++j) {
+      checksum += decoder.checksum(tile, fetched[j]);
+      if (kFirst && j == 0)
+        decoder.template apply<kVector, Into::kFirstTerm>(fetched[j], sums);
+      else
+        decoder.template apply<kVector, Into::kSum>(fetched[j], sums);
     }
   }
-  finish_mean<kNanBits>(mean, sums);
+};
+
+// step(tile, sums of the sources' values) for each tile of this warp.
+template <int kVector, class Real, class Decoder, class Step>
+__device__ inline void for_sums(const Span& span, const Sources& sources, const Decoder& decoder,
+                                std::uint64_t& checksum, Step step) {
+  using One = Terms<Decoder, kVector, 1>;
+  constexpr int kMost = 4 * sizeof(One) > TOGETHER ? 1 : 4;
+  using Group = Terms<Decoder, kVector, kMost>;
+  const bool grouped = sources.count >= kMost;
+  for_tiles<PIPE>(
+      span,
+      [&](const auto& tile) {
+        Group group;
+        if (grouped) group.fetch(tile, sources, 0, decoder);
+        return group;
+      },
+      [&](const auto& tile, Group& group, auto next) {
+        Real sums[kPerLane];
+        int first = 0;
+        if (grouped) {
+          group.template add<true>(tile, decoder, checksum, sums);
+          first = kMost;
+        } else {
+#pragma unroll
+          for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
+        }
+#pragma unroll 1
+        for (; kMost > 1 && first + kMost <= sources.count; first += kMost) {
+          group.fetch(tile, sources, first, decoder);
+          group.template add<false>(tile, decoder, checksum, sums);
+        }
+#pragma unroll 1
+        for (; first < sources.count; ++first) {
+          One one;
+          one.fetch(tile, sources, first, decoder);
+          one.template add<false>(tile, decoder, checksum, sums);
+        }
+        next();
+        step(tile, sums);
+      });
 }
 
 template <class Decoder, class T>
@@ -166,12 +307,15 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  decoder.prepare();
   Totals totals = inspect(sources, report);
-  for_tiles(span, [&](const auto& tile) {
-    SumOf<T> sums[kPerLane];
-    mean_of_tile<kVector, true>(tile, sources, decoder, mean, totals.read, sums);
-    write_values<T, false>(tile, values, sums);
-  });
+  for_sums<kVector, SumOf<T>>(
+      span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
+        divide(mean, sums);
+        if (mean.half_overflows) overflow_half(sums);
+        unite_nans(sums);
+        write_values<T, false>(tile, values, sums);
+      });
   finish(workspace, totals, report, nullptr);
 }
 
@@ -179,7 +323,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 // that holds codes.
 template <class Decoder>
 inline constexpr int kResidentReencoding =
-    sizeof(typename Decoder::template Fetched<Decoder::kVector>) < kPerLane * 2 ? 3 : 2;
+    sizeof(typename Decoder::template Fetched<Decoder::kVector>) < kPerLane * 2 ? RERES : 2;
 
 template <class Decoder, class Encoder>
 __global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
@@ -188,18 +332,30 @@ __global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
                          Workspace* workspace, Report* report) {
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
+  decoder.prepare();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
-  for_tiles(span, [&](const auto& tile) {
-    float sums[kPerLane];
-    mean_of_tile<kVector, Encoder::kNanBits>(tile, sources, decoder, mean, totals.read, sums);
-    if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
+  // What the encoder can do with a block's scale needs no instruction for each value.
+  constexpr bool kMultiplies = requires { encoder.factor; };
+  constexpr bool kSeesInfinities = requires { encoder.infinity; };
+  const bool divided = kMultiplies && mean.exact && mean.moderate;
+  if constexpr (kMultiplies)
+    if (divided) encoder.factor = mean.reciprocal_f;
+  if constexpr (kSeesInfinities)
+    if (mean.half_overflows) encoder.infinity = kHalfInfinity;
+  for_sums<kVector, float>(
+      span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
+        if (!divided) divide(mean, sums);
+        if (!kSeesInfinities && mean.half_overflows) overflow_half(sums);
+        if (Encoder::kNanBits) unite_nans(sums);
+        if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
 #pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if ((i / kVector * kLanes + lane_id()) * kVector + i % kVector >= tile.n) sums[i] = 0.0f;
-    }
-    if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
-  });
+          for (int i = 0; i < kPerLane; ++i)
+            if ((i / kVector * kLanes + lane_id()) * kVector + i % kVector >= tile.n)
+              sums[i] = 0.0f;
+        }
+        if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
+      });
   finish(workspace, totals, report, &seal);
 }
 

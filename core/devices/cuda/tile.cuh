@@ -85,15 +85,6 @@ static __device__ __noinline__ void copy_bytes(std::byte* to, const std::byte* f
   for (int i = 4 * in_words + lane_id(); i < bytes; i += kLanes) to[i] = from[i];
 }
 
-// Asks for a tile's part of `kBytes` bytes ahead of its time, a line of the cache for each lane.
-template <int kBytes>
-__device__ inline void prefetch(const std::byte* part) {
-#pragma unroll
-  for (int at = 0; at < kBytes; at += kLanes * 128)
-    if (at + lane_id() * 128 < kBytes)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(part + at + lane_id() * 128));
-}
-
 __device__ inline int clamp_bytes(std::int64_t bytes, int most) {
   return static_cast<int>(bytes < 0 ? 0 : bytes < most ? bytes : most);
 }

@@ -69,7 +69,8 @@ inline Mean mean_of(double divisor, DType dtype) {
   const auto single = static_cast<float>(divisor);
   const float reciprocal = 1.0f / single;
   const bool exact = std::abs(std::frexp(single, &exponent)) == 0.5f && std::isnormal(reciprocal);
-  return {divisor, single, reciprocal, exact, dtype == DType::kFloat16};
+  const bool moderate = std::abs(std::ilogb(single)) < 40;
+  return {divisor, single, reciprocal, exact, moderate, dtype == DType::kFloat16};
 }
 
 // What one CUDA codec asks of another.
