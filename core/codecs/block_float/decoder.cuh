@@ -42,6 +42,15 @@ class Levels {
       of_bytes(normal4_bytes(word), levels);
       of_bytes(normal4_bytes(word >> 16), levels + 4);
     } else {
+#ifdef NOMMA
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        const int at=4*i, shift = at + 4 > 23 ? 12 : 0, bit = at - shift;
+        const std::uint32_t exponent = (127u + 23 - bit) << 23;
+        levels[i] = __uint_as_float(select_or(word >> shift, 15u << bit, exponent)) - (__uint_as_float(exponent) + 8);
+      }
+      return;
+#endif
       // Codes 0 and 4, 2 and 6; then those between, which are 16 times as large.
       const std::uint32_t upper = word >> 8;
       widen({select_or(word, 0x000F000F, kHalf1024), select_or(upper, 0x000F000F, kHalf1024)},
@@ -55,6 +64,11 @@ class Levels {
   static constexpr std::uint32_t kHalf1024 = 0x64006400u;  // twice 1024: its last bit counts 1
 
   __device__ void of_bytes(std::uint32_t bytes, float* levels) const {
+#ifdef NOMMA
+#pragma unroll
+    for (int i = 0; i < 4; ++i) levels[i] = __uint_as_float(permute_bytes(bytes, 0x4B000000u, 0x7440 + i)) - (0x1p23f + 128);
+    return;
+#endif
     widen({permute_bytes(bytes, kHalf1024, 0x5150), permute_bytes(bytes, kHalf1024, 0x5352)}, ones_,
           -1024.0f - 128.0f, levels[0], levels[1], levels[2], levels[3]);
   }

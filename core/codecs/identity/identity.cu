@@ -66,6 +66,7 @@ __device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
 __global__ void __launch_bounds__(kThreads)
     copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
                    __grid_constant__ const Seal seal, Workspace* workspace) {
+  begin();
   Totals totals{};
   BodyWriter out(seal.payload, totals.written);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
@@ -87,6 +88,7 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
                     __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+  begin();
   Totals totals = inspect(sources, report);
   const BodyReader in(sources.payloads[0]);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {

@@ -11,7 +11,10 @@
 
 namespace cccl::cuda {
 
-inline constexpr int kThreads = 256, kWarps = kThreads / kLanes;
+#ifndef THREADS
+#define THREADS 256
+#endif
+inline constexpr int kThreads = THREADS, kWarps = kThreads / kLanes;
 inline constexpr int kMaxSources = 64;
 
 // The payload to write. `header` lacks what the values decide.

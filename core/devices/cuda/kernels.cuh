@@ -35,6 +35,7 @@ namespace cccl::cuda {
 struct Span {
   std::uint64_t count, position;
   bool aligned;  // every array and payload begins at a multiple of kChunkBytes
+  int per_warp;  // tiles for each warp of a block, which are neighbours; 0: every gridDim-th
 };
 
 // What a sum of several payloads becomes. A power of two is multiplied by its exact reciprocal.
@@ -71,18 +72,33 @@ struct Mean {
 // takes long. More would only push each other out (measured: 3 tiles cost 10 %).
 inline constexpr int kTilesAhead = AHEAD;
 
+// A kernel may be launched before the one in front of it has ended: it waits here for that, and lets
+// the next come so.
+__device__ inline void begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
 // step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A step
 // calls next() once it is done with `fetched`: loads for the next tile then run beside the rest of it.
 template <bool kPipelined, class Fetch, class Step>
 __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
-  __shared__ alignas(kChunkBytes) std::byte staging[kWarps][kStagingBytes];
+  __shared__ alignas(kStagingBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
-  const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
-  std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
+  const std::uint64_t blocks = span.per_warp ? 1 : gridDim.x;  // that share a stride
+  const std::uint64_t stride = blocks * kWarps * kTileValues;
+  const std::uint64_t begin =
+      std::uint64_t{blockIdx.x} * kWarps * kTileValues * (span.per_warp ? span.per_warp : 1);
+  const std::uint64_t end =
+      span.per_warp ? min(span.count, begin + stride * span.per_warp) : span.count;
+  const std::uint64_t direct =
+      span.aligned ? min(end, span.count / kTileValues * kTileValues) : 0;
+  std::uint64_t first = begin + warp * kTileValues;
   const auto whole = [&](std::uint64_t at) {
     return WarpTile<true>{at, span.count, span.position + at, at + kTilesAhead * stride,
-                          kTileValues, nullptr};
+                          kTileValues, staging[warp]};
   };
   if (first < direct) {
     if constexpr (kPipelined) {
@@ -98,7 +114,7 @@ __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
       }
     }
   }
-  for (; first < span.count; first += stride) {
+  for (; first < end; first += stride) {
     const std::uint64_t left = span.count - first;
     const int n = static_cast<int>(left < kTileValues ? left : kTileValues);
     const WarpTile<false> tile{first, span.count, span.position + first, span.count, n,
@@ -121,18 +137,24 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : RES;
 
+// Encoders that have lanes hold every 32nd value take such rows of kVector 1, though they are read
+// in small accesses: that costs less than an exchange.
+template <class Encoder>
+inline constexpr bool kInColumns = requires { Encoder::kColumns; };
+
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     encode_kernel(const std::byte* values, Span span, Encoder encoder,
                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                   Workspace* workspace) {
-  constexpr int kVector = kChunkBytes / sizeof(T);
+  constexpr int kVector = kInColumns<Encoder> ? 1 : kChunkBytes / sizeof(T);
   encoder.prepare();
+  begin();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(seal.payload, totals.written);
   for_tiles(span, [&](const auto& tile) {
     typename Encoder::Real tile_values[kPerLane];
-    read_values<T, Encoder::kNanBits>(tile, values, tile_values);
+    read_values<T, Encoder::kNanBits, kVector>(tile, values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
   });
   finish(workspace, totals, nullptr, &seal);
@@ -150,6 +172,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   decoder.prepare();
+  begin();
   Totals totals = inspect(sources, report);
   const BodyReader in(sources.payloads[0]);
   for_tiles<DPIPE>(
@@ -308,6 +331,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
   decoder.prepare();
+  begin();
   Totals totals = inspect(sources, report);
   for_sums<kVector, SumOf<T>>(
       span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
@@ -333,6 +357,7 @@ __global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
   decoder.prepare();
+  begin();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
   // What the encoder can do with a block's scale needs no instruction for each value.

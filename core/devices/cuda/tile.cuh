@@ -18,7 +18,7 @@ __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes);
 
 // Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
 // (k * kLanes + l) * kVector + v of the tile. A direct tile is full and all its memory is aligned;
-// the rows of others go through `staging`, kStagingBytes of shared memory.
+// the rows of others go through `staging`, kStagingBytes of shared memory, which encoders may use too.
 template <bool kDirectRows>
 struct WarpTile {
   static constexpr bool kDirect = kDirectRows;
@@ -115,16 +115,15 @@ __device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t 
 }
 
 // The tile's values from an array of T, zeros behind its end.
-template <class T, bool kNanBits, class Tile, class Real>
+template <class T, bool kNanBits, int kVector, class Tile, class Real>
 __device__ inline void read_values(const Tile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
-  constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
+  constexpr int kBytes = kVector * sizeof(T), kRow = kLanes * kBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
-  Chunk<kChunkBytes> rows[kPerLane / kVector];
+  Chunk<kBytes> rows[kPerLane / kVector];
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
-    rows[k] =
-        read_row<kChunkBytes>(tile, from + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow);
+    rows[k] = read_row<kBytes>(tile, from + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow);
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
     load<T, kNanBits, Real, kVector>(rows[k], values + k * kVector);
