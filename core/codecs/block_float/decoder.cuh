@@ -2,7 +2,6 @@
 #pragma once
 
 #include "codecs/block_float/block_float.cuh"
-#include "devices/cuda/tensor_core.cuh"
 
 namespace cccl::block_float::on_cuda {
 
@@ -16,6 +15,21 @@ constexpr std::uint32_t four_levels(int first) {
   return bytes;
 }
 
+// PRMT with all modes of its selector.
+__device__ inline std::uint32_t permute_bytes(std::uint32_t low, std::uint32_t high,
+                                              std::uint32_t selector) {
+  std::uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(low), "r"(high), "r"(selector));
+  return bytes;
+}
+
+// (word & mask) | bits in one instruction, which the compiler makes two if both are constants.
+__device__ inline std::uint32_t select_or(std::uint32_t word, std::uint32_t mask,
+                                          std::uint32_t bits) {
+  asm("lop3.b32 %0, %0, %1, %2, 0xEA;" : "+r"(word) : "r"(mask), "r"(bits));
+  return word;
+}
+
 // Four 4-bit codes in the low half of `word`: 128 + level of each in normal4, in a byte each.
 // PRMT looks up eight bytes by three bits; the fourth makes it copy a sign, here 0.
 __device__ inline std::uint32_t normal4_bytes(std::uint32_t word) {
@@ -24,57 +38,33 @@ __device__ inline std::uint32_t normal4_bytes(std::uint32_t word) {
   return above + 0x80808080u - below;
 }
 
+// The levels of four bytes, which are 128 more: a byte in the mantissa of 2^23 is that number more.
+__device__ inline void levels_of_bytes(std::uint32_t bytes, float* levels) {
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    levels[i] = __uint_as_float(permute_bytes(bytes, 0x4B000000u, 0x7440 + i)) - (0x1p23f + 128.0f);
+}
+
 // The levels of the codes in a word.
 template <int kBits, Codebook kCodebook>
-class Levels {
- public:
-  static constexpr int kInWord = 32 / kBits;
-
-  __device__ void prepare() {
-    ones_ = diagonal_of(0x3C00);
-    sixteenths_ = diagonal_of(0x2C00);
-  }
-
-  __device__ void of(std::uint32_t word, float (&levels)[kInWord]) const {
-    if constexpr (kBits == 8) {
-      of_bytes(word, levels);
-    } else if constexpr (kCodebook == kNormal4) {
-      of_bytes(normal4_bytes(word), levels);
-      of_bytes(normal4_bytes(word >> 16), levels + 4);
-    } else {
-#ifdef NOMMA
+__device__ inline void levels_of_codes(std::uint32_t word, float (&levels)[32 / kBits]) {
+  if constexpr (kBits == 8) {
+    levels_of_bytes(word, levels);
+  } else if constexpr (kCodebook == kNormal4) {
+    levels_of_bytes(normal4_bytes(word), levels);
+    levels_of_bytes(normal4_bytes(word >> 16), levels + 4);
+  } else {
+    static_assert(kBits == 4);
+    // A code at bit p of the mantissa of 2^(23-p) is that number plus the code.
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        const int at=4*i, shift = at + 4 > 23 ? 12 : 0, bit = at - shift;
-        const std::uint32_t exponent = (127u + 23 - bit) << 23;
-        levels[i] = __uint_as_float(select_or(word >> shift, 15u << bit, exponent)) - (__uint_as_float(exponent) + 8);
-      }
-      return;
-#endif
-      // Codes 0 and 4, 2 and 6; then those between, which are 16 times as large.
-      const std::uint32_t upper = word >> 8;
-      widen({select_or(word, 0x000F000F, kHalf1024), select_or(upper, 0x000F000F, kHalf1024)},
-            ones_, -1032.0f, levels[0], levels[4], levels[2], levels[6]);
-      widen({select_or(word, 0x00F000F0, kHalf1024), select_or(upper, 0x00F000F0, kHalf1024)},
-            sixteenths_, -72.0f, levels[1], levels[5], levels[3], levels[7]);
+    for (int i = 0; i < 8; ++i) {
+      const int shift = i < 5 ? 0 : 12, bit = 4 * i - shift;
+      const std::uint32_t power = (127u + 23 - bit) << 23;
+      levels[i] = __uint_as_float(select_or(word >> shift, 15u << bit, power)) -
+                  (__uint_as_float(power) + 8.0f);
     }
   }
-
- private:
-  static constexpr std::uint32_t kHalf1024 = 0x64006400u;  // twice 1024: its last bit counts 1
-
-  __device__ void of_bytes(std::uint32_t bytes, float* levels) const {
-#ifdef NOMMA
-#pragma unroll
-    for (int i = 0; i < 4; ++i) levels[i] = __uint_as_float(permute_bytes(bytes, 0x4B000000u, 0x7440 + i)) - (0x1p23f + 128);
-    return;
-#endif
-    widen({permute_bytes(bytes, kHalf1024, 0x5150), permute_bytes(bytes, kHalf1024, 0x5352)}, ones_,
-          -1024.0f - 128.0f, levels[0], levels[1], levels[2], levels[3]);
-  }
-
-  std::uint32_t ones_ = 0, sixteenths_ = 0;
-};
+}
 
 template <int kBits, Codebook kCodebook>
 struct Decoder {
@@ -82,9 +72,6 @@ struct Decoder {
   static constexpr int kVector = kChunkBytes * 8 / kBits;
   static constexpr float kZero = 0.0f;
   Layout layout;
-  Levels<kBits, kCodebook> levels_of;
-
-  __device__ void prepare() { levels_of.prepare(); }
 
   template <int kVector>
   struct Fetched {
@@ -117,12 +104,12 @@ struct Decoder {
 
   template <int kVector, Into kInto, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
-    constexpr int kInWord = Levels<kBits, kCodebook>::kInWord;
+    constexpr int kInWord = 32 / kBits;
     float scale = 0.0f;
 #pragma unroll
     for (int at = 0; at < kPerLane; at += kInWord) {
       float levels[kInWord];
-      levels_of.of(word_at(fetched, at), levels);
+      levels_of_codes<kBits, kCodebook>(word_at(fetched, at), levels);
 #pragma unroll
       for (int i = at; i < at + kInWord; ++i) {
         if (i % kVector == 0) {

@@ -192,9 +192,9 @@ struct Search {
     }
     auto* const trials = reinterpret_cast<Trial*>(tile.staging);
     __syncwarp();
-    trials[lane_id()] = {{scale.inverse, smaller.inverse},
-                         {__uint_as_float(scale.bits << 16) * lift,
-                          __uint_as_float(smaller.bits << 16) * lift}};
+    trials[lane_id()] = {
+        {scale.inverse, smaller.inverse},
+        {__uint_as_float(scale.bits << 16) * lift, __uint_as_float(smaller.bits << 16) * lift}};
     __syncwarp();
     const bool take_smaller = smaller_is_better(trials, weight, values);
     __syncwarp();
@@ -225,8 +225,8 @@ struct Search {
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float level = read_shared(origin + rounded(values[m], trial.inverses[t]) *
-                                                     (kLanes * kLevelBytes));
+        const float level =
+            read_shared(origin + rounded(values[m], trial.inverses[t]) * (kLanes * kLevelBytes));
         // level * scale is exact: fused or not, the difference is rounded once.
         const float error = __fmaf_rn(-level, trial.scales[t], values[m]) * weight_of_block;
         errors[at + t] = m % rows() == 0 ? error * error : errors[at + t] + error * error;
@@ -267,8 +267,8 @@ struct Search {
   // Word w of a lane has the codes of values 8 w to 8 w + 7, which are spread over the tile; eight
   // lanes exchange them for neighbours.
   template <class Tile>
-  __device__ void write_codes(const Tile& tile, const float (&values)[kPerLane],
-                              const Scale& scale, BodyWriter& out) const {
+  __device__ void write_codes(const Tile& tile, const float (&values)[kPerLane], const Scale& scale,
+                              BodyWriter& out) const {
     const auto& codes = search_tables().codes;
     float inverse = 0.0f;
     Chunk<4> words[kPerLane / 8];

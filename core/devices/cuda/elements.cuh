@@ -45,8 +45,6 @@ struct ElementDecoder {
   static constexpr int kVector = kChunkBytes / sizeof(Element);
   static constexpr float kZero = -0.0f;
 
-  __device__ void prepare() const {}
-
   template <int kVector>
   struct Fetched {
     Chunk<kVector * sizeof(Element)> rows[kPerLane / kVector];

@@ -11,10 +11,7 @@
 
 namespace cccl::cuda {
 
-#ifndef THREADS
-#define THREADS 256
-#endif
-inline constexpr int kThreads = THREADS, kWarps = kThreads / kLanes;
+inline constexpr int kThreads = 256, kWarps = kThreads / kLanes;
 inline constexpr int kMaxSources = 64;
 
 // The payload to write. `header` lacks what the values decide.

@@ -17,12 +17,12 @@
 //   using Values;
 //   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
-//   void prepare();                   once, before all else
 //   template <int kVector> struct Fetched;                                  of a tile, in a lane
 //   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
 //   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
 //   std::uint64_t checksum(const Tile&, const Fetched<kVector>&) const;     what it adds
-//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
+//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane])
+//   const;
 // };
 #pragma once
 
@@ -35,7 +35,6 @@ namespace cccl::cuda {
 struct Span {
   std::uint64_t count, position;
   bool aligned;  // every array and payload begins at a multiple of kChunkBytes
-  int per_warp;  // tiles for each warp of a block, which are neighbours; 0: every gridDim-th
 };
 
 // What a sum of several payloads becomes. A power of two is multiplied by its exact reciprocal.
@@ -47,33 +46,8 @@ struct Mean {
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
-#ifndef AHEAD
-#define AHEAD 1
-#endif
-#ifndef RAHEAD
-#define RAHEAD 0
-#endif
-#ifndef PIPE
-#define PIPE 1
-#endif
-#ifndef DPIPE
-#define DPIPE 0
-#endif
-#ifndef RES
-#define RES 3
-#endif
-#ifndef RERES
-#define RERES 3
-#endif
-#ifndef TOGETHER
-#define TOGETHER 160
-#endif
-// Bodies are asked for this many tiles ahead of their loads, since beside a stream of writes a read
-// takes long. More would only push each other out (measured: 3 tiles cost 10 %).
-inline constexpr int kTilesAhead = AHEAD;
-
-// A kernel may be launched before the one in front of it has ended: it waits here for that, and lets
-// the next come so.
+// A kernel may be launched before the one in front of it has ended: it waits here for that, and
+// lets the next come so.
 __device__ inline void begin() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;");
@@ -81,44 +55,37 @@ __device__ inline void begin() {
 #endif
 }
 
-// step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A step
-// calls next() once it is done with `fetched`: loads for the next tile then run beside the rest of it.
+// step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A
+// step calls next() once it is done with `fetched`: where kPipelined, the loads for the next tile
+// then run beside the rest of it.
 template <bool kPipelined, class Fetch, class Step>
 __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
   __shared__ alignas(kStagingBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
-  const std::uint64_t blocks = span.per_warp ? 1 : gridDim.x;  // that share a stride
-  const std::uint64_t stride = blocks * kWarps * kTileValues;
-  const std::uint64_t begin =
-      std::uint64_t{blockIdx.x} * kWarps * kTileValues * (span.per_warp ? span.per_warp : 1);
-  const std::uint64_t end =
-      span.per_warp ? min(span.count, begin + stride * span.per_warp) : span.count;
-  const std::uint64_t direct =
-      span.aligned ? min(end, span.count / kTileValues * kTileValues) : 0;
-  std::uint64_t first = begin + warp * kTileValues;
+  const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
+  const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
+  std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
   const auto whole = [&](std::uint64_t at) {
-    return WarpTile<true>{at, span.count, span.position + at, at + kTilesAhead * stride,
-                          kTileValues, staging[warp]};
+    return WarpTile<true>{at,          span.count,  span.position + at,
+                          at + stride, kTileValues, staging[warp]};
   };
   if (first < direct) {
-    if constexpr (kPipelined) {
-      auto fetched = fetch(whole(first));
-      for (; first < direct; first += stride)
-        step(whole(first), fetched, [&] {
-          if (first + stride < direct) fetched = fetch(whole(first + stride));
-        });
-    } else {
-      for (; first < direct; first += stride) {
-        auto fetched = fetch(whole(first));
-        step(whole(first), fetched, [] {});
-      }
+    auto fetched = fetch(whole(first));
+    for (;;) {
+      const std::uint64_t following = first + stride;
+      step(whole(first), fetched, [&] {
+        if (kPipelined && following < direct) fetched = fetch(whole(following));
+      });
+      first = following;
+      if (first >= direct) break;
+      if (!kPipelined) fetched = fetch(whole(first));
     }
   }
-  for (; first < end; first += stride) {
+  for (; first < span.count; first += stride) {
     const std::uint64_t left = span.count - first;
     const int n = static_cast<int>(left < kTileValues ? left : kTileValues);
-    const WarpTile<false> tile{first, span.count, span.position + first, span.count, n,
-                               staging[warp]};
+    const WarpTile<false> tile{first,      span.count, span.position + first,
+                               span.count, n,          staging[warp]};
     auto fetched = fetch(tile);
     step(tile, fetched, [] {});
   }
@@ -128,14 +95,16 @@ __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
 template <class Step>
 __device__ inline void for_tiles(const Span& span, Step step) {
   for_tiles<false>(
-      span, [](const auto&) { return 0; },
-      [&](const auto& tile, int, auto) { step(tile); });
+      span, [](const auto&) { return 0; }, [&](const auto& tile, int, auto) { step(tile); });
 }
 
 // Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
-// registers of all.
+// registers of all; lanes that hold several payloads beside sums, those of two: spilled registers
+// cost more than fewer warps (measured: up to 60 %).
 template <class T>
-inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : RES;
+inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
+template <class T>
+inline constexpr int kResidentSums = sizeof(T) == sizeof(double) ? 1 : 2;
 
 // Encoders that have lanes hold every 32nd value take such rows of kVector 1, though they are read
 // in small accesses: that costs less than an exchange.
@@ -160,28 +129,27 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
   finish(workspace, totals, nullptr, &seal);
 }
 
-template <int kVector, bool kAhead, class Tile, class Decoder>
-__device__ inline auto fetch_tile(const Tile& tile, const Decoder& decoder, const BodyReader& in) {
-  if (kAhead && Tile::kDirect && tile.ahead < tile.count) decoder.prefetch(tile, in);
-  return decoder.template fetch<kVector>(tile, in);
-}
-
 template <class Decoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     decode_kernel(std::byte* values, Span span, Decoder decoder,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
-  decoder.prepare();
   begin();
   Totals totals = inspect(sources, report);
   const BodyReader in(sources.payloads[0]);
-  for_tiles<DPIPE>(
-      span, [&](const auto& tile) { return fetch_tile<kVector, true>(tile, decoder, in); },
-      [&](const auto& tile, const auto& fetched, auto next) {
+  for_tiles<false>(
+      span,
+      [&](const auto& tile) {
+        // Beside a stream of writes a read takes long. Asking for more than the next tile would
+        // push that out again (measured: 3 tiles cost 10 %); where little is written it costs too.
+        if (std::decay_t<decltype(tile)>::kDirect && tile.ahead < tile.count)
+          decoder.prefetch(tile, in);
+        return decoder.template fetch<kVector>(tile, in);
+      },
+      [&](const auto& tile, const auto& fetched, auto) {
         SumOf<T> tile_values[kPerLane];
         totals.read += decoder.checksum(tile, fetched);
         decoder.template apply<kVector, Into::kValue>(fetched, tile_values);
-        next();
         write_values<T, true>(tile, values, tile_values);
       });
   finish(workspace, totals, report, nullptr);
@@ -267,7 +235,7 @@ struct Terms {
                         const Decoder& decoder) {
 #pragma unroll
     for (int j = 0; j < kCount; ++j)
-      fetched[j] = fetch_tile<kVector, RAHEAD>(tile, decoder, BodyReader(sources.payloads[first + j]));
+      fetched[j] = decoder.template fetch<kVector>(tile, BodyReader(sources.payloads[first + j]));
   }
 
   template <bool kFirst, class Tile, class Real>
@@ -289,10 +257,11 @@ template <int kVector, class Real, class Decoder, class Step>
 __device__ inline void for_sums(const Span& span, const Sources& sources, const Decoder& decoder,
                                 std::uint64_t& checksum, Step step) {
   using One = Terms<Decoder, kVector, 1>;
-  constexpr int kMost = 4 * sizeof(One) > TOGETHER ? 1 : 4;
+  // As many as registers have room for.
+  constexpr int kMost = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
   using Group = Terms<Decoder, kVector, kMost>;
   const bool grouped = sources.count >= kMost;
-  for_tiles<PIPE>(
+  for_tiles<true>(
       span,
       [&](const auto& tile) {
         Group group;
@@ -326,37 +295,29 @@ __device__ inline void for_sums(const Span& span, const Sources& sources, const 
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentSums<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
-  decoder.prepare();
   begin();
   Totals totals = inspect(sources, report);
-  for_sums<kVector, SumOf<T>>(
-      span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
-        divide(mean, sums);
-        if (mean.half_overflows) overflow_half(sums);
-        unite_nans(sums);
-        write_values<T, false>(tile, values, sums);
-      });
+  for_sums<kVector, SumOf<T>>(span, sources, decoder, totals.read,
+                              [&](const auto& tile, auto& sums) {
+                                divide(mean, sums);
+                                if (mean.half_overflows) overflow_half(sums);
+                                unite_nans(sums);
+                                write_values<T, false>(tile, values, sums);
+                              });
   finish(workspace, totals, report, nullptr);
 }
 
-// A lane that holds a tile's 16- or 32-bit values beside their sums needs more registers than one
-// that holds codes.
-template <class Decoder>
-inline constexpr int kResidentReencoding =
-    sizeof(typename Decoder::template Fetched<Decoder::kVector>) < kPerLane * 2 ? RERES : 2;
-
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
+__global__ void __launch_bounds__(kThreads, kResidentSums<float>)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
-  decoder.prepare();
   begin();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
@@ -368,19 +329,17 @@ __global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
     if (divided) encoder.factor = mean.reciprocal_f;
   if constexpr (kSeesInfinities)
     if (mean.half_overflows) encoder.infinity = kHalfInfinity;
-  for_sums<kVector, float>(
-      span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
-        if (!divided) divide(mean, sums);
-        if (!kSeesInfinities && mean.half_overflows) overflow_half(sums);
-        if (Encoder::kNanBits) unite_nans(sums);
-        if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
+  for_sums<kVector, float>(span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
+    if (!divided) divide(mean, sums);
+    if (!kSeesInfinities && mean.half_overflows) overflow_half(sums);
+    if (Encoder::kNanBits) unite_nans(sums);
+    if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
 #pragma unroll
-          for (int i = 0; i < kPerLane; ++i)
-            if ((i / kVector * kLanes + lane_id()) * kVector + i % kVector >= tile.n)
-              sums[i] = 0.0f;
-        }
-        if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
-      });
+      for (int i = 0; i < kPerLane; ++i)
+        if ((i / kVector * kLanes + lane_id()) * kVector + i % kVector >= tile.n) sums[i] = 0.0f;
+    }
+    if (encoder.template encode<kVector>(tile, sums, out)) totals.flags |= kFoundNonFinite;
+  });
   finish(workspace, totals, report, &seal);
 }
 

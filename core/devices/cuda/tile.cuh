@@ -18,7 +18,8 @@ __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes);
 
 // Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
 // (k * kLanes + l) * kVector + v of the tile. A direct tile is full and all its memory is aligned;
-// the rows of others go through `staging`, kStagingBytes of shared memory, which encoders may use too.
+// the rows of others go through `staging`, kStagingBytes of shared memory, which encoders may use
+// too.
 template <bool kDirectRows>
 struct WarpTile {
   static constexpr bool kDirect = kDirectRows;

@@ -24,19 +24,28 @@
 
 namespace cccl::cuda {
 
-// As many blocks as the device runs at once, if there is work for them.
+// As many blocks as the device runs at once, if there is work for them. Where the hardware can,
+// they come while the kernel in front of them ends (see begin()).
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
             const Arguments&... arguments) {
-  int processors = 0, blocks = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount,
-              queue.device().index);
+  const int device = queue.device().index;
+  int processors = 0, blocks = 0, major = 0;
+  CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount, device);
+  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
   CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, kThreads, 0);
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
   const auto most = static_cast<std::uint64_t>(processors) * blocks;
-  const auto grid = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
-  kernel<<<grid, kThreads, 0, queue.stream()>>>(arguments...);
-  check(cudaGetLastError(), "a kernel launch");
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
+  config.blockDim = kThreads;
+  config.stream = queue.stream();
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "a kernel launch");
 }
 
 // Memory of one call, in the order of its queue.
