@@ -54,10 +54,13 @@ void check_sizes(const CollectiveCall& call, int rank) {
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline)
-    : rank_(transport->rank()), size_(transport->size()) {
+Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
+                           std::shared_ptr<const Platform> platform,
+                           const std::vector<void*>& streams)
+    : rank_(transport->rank()), size_(transport->size()), kind_(platform->device().kind) {
   check_deadline(deadline);
-  engine_ = std::make_shared<Engine>(std::move(transport), deadline);
+  if (streams.empty()) throw ConfigError("a communicator on a device needs a stream");
+  engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline, streams);
 }
 
 std::string Communicator::closed() const {
@@ -71,17 +74,45 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   check_sizes(call, rank());
   if (call.deadline) check_deadline(*call.deadline);
   const auto submitted = std::chrono::steady_clock::now();
-  auto discard = [out = call.out] { fill_nan(out); };
-  auto run = [engine = engine_, call = std::move(call), submitted] {
-    return engine->run(call, submitted);
-  };
-  return enqueue({std::move(run), std::move(discard), std::move(on_done)});
+  if (kind_ == DeviceKind::kCpu) {
+    auto discard = [engine = engine_, out = call.out] { engine->discard(out); };
+    auto run = [engine = engine_, call = std::move(call), submitted] {
+      return engine->finish(engine->launch(call, submitted));
+    };
+    return enqueue({std::move(run), std::move(discard), std::move(on_done)});
+  }
+  call.contribution = codec_on(kind_, std::move(call.contribution));
+  call.result = codec_on(kind_, std::move(call.result));
+  const std::lock_guard lock(launching_);
+  refuse_after_failure();
+  auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
+  const auto end = launched->end;
+  const auto error = launched->error;
+  std::shared_ptr<Work> work;
+  if (launched->captured) {
+    work = Work::finished(error, end);
+  } else {
+    auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
+    work = thread_.submit({std::move(run), [] {}, std::move(on_done), end});
+  }
+  if (error) std::rethrow_exception(error);
+  return work;
 }
 
 std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::string>& fields) {
   Signature signature;
   for (const auto& [field, value] : fields) signature.set(field, value);
-  return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
+  if (kind_ == DeviceKind::kCpu)
+    return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
+  const std::lock_guard lock(launching_);
+  refuse_after_failure();
+  if (const auto error = engine_->agree(signature)) std::rethrow_exception(error);
+  return Work::finished(nullptr);
+}
+
+void Communicator::refuse_after_failure() {
+  if (const auto failure = engine_->failure(); !failure.empty()) thread_.refuse(failure);
+  thread_.check_open();
 }
 
 std::shared_ptr<Work> Communicator::enqueue(Job job) {

@@ -30,12 +30,10 @@ template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
             const Arguments&... arguments) {
   const int device = queue.device().index;
-  int processors = 0, blocks = 0, major = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount, device);
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
-  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, kThreads, 0);
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
-  const auto most = static_cast<std::uint64_t>(processors) * blocks;
+  const auto most = resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, device);
+  int major = 0;
+  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
   cudaLaunchAttribute early{};
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;

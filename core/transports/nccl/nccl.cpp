@@ -1,0 +1,357 @@
+#include "transports/nccl/nccl.h"
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstring>
+#include <functional>
+#include <future>
+#include <memory>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+#include "api/error.h"
+#include "devices/cuda/check.h"
+#include "devices/cuda/queue.h"
+#include "transports/nccl/library.h"
+
+namespace cccl::nccl {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+constexpr auto kReady = std::future_status::ready;
+constexpr std::uint64_t kConnecting = ~std::uint64_t{0};  // a number that no collective has
+constexpr Seconds kPatience{5}, kPostPatience{1}, kHearEvery{2};
+
+// A communicator with its stream. A group of transfers is a number; its event is kept for a while.
+struct Lane {
+  static constexpr std::size_t kEvents = 64;
+
+  Comm comm = nullptr;
+  cudaStream_t stream = nullptr;
+  std::array<cudaEvent_t, kEvents> events{};
+  Request waited = 0;  // the latest group that the queue of `waiter` waits for
+  const Queue* waiter = nullptr;
+  std::vector<bool> used;  // per peer and direction
+};
+
+// Calls something unless it is destroyed in time.
+class Watchdog {
+ public:
+  Watchdog(Seconds limit, std::function<void()> bark)
+      : thread_([this, limit, bark = std::move(bark)] {
+          std::unique_lock lock(mutex_);
+          if (!changed_.wait_for(lock, limit, [this] { return over_; })) bark();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
+};
+
+// What a rank tells the others before it connects; the id is rank 0's.
+struct Greeting {
+  UniqueId id;
+  int lanes, version;
+};
+
+void compare(const Greeting& first, const Greeting& other, std::size_t rank) {
+  const auto refuse = [&](const char* what, const std::string& a, const std::string& b) {
+    throw MismatchError(std::string(what) + " differs: rank 0 has " + a + ", rank " +
+                        std::to_string(rank) + " has " + b + ". Make it equal on all ranks.");
+  };
+  if (first.lanes != other.lanes)
+    refuse("nccl_lanes", std::to_string(first.lanes), std::to_string(other.lanes));
+  if (first.version != other.version)
+    refuse("NCCL's version", text_of_version(first.version), text_of_version(other.version));
+}
+
+class NcclTransport final : public Transport {
+ public:
+  NcclTransport(const Options& options, SideChannel side_channel)
+      : options_(options), side_channel_(std::move(side_channel)) {}
+
+  ~NcclTransport() override { release(); }
+
+  int rank() const override { return options_.rank; }
+  int size() const override { return options_.size; }
+  DeviceKind device() const override { return DeviceKind::kCuda; }
+  std::size_t receive_ahead() const override { return 0; }
+
+  void post(std::span<Transfer> transfers, Queue& queue) override {
+    cuda::DeviceGuard guard(options_.device);
+    const std::lock_guard lock(mutex_);
+    refuse_after_abort();
+    if (!connected_) connect();
+    const Request group = ++groups_;
+    auto& lane = lane_of(group);
+    const auto event = event_of(group);
+    CCCLIB_CUDA(cudaEventRecord, event, cuda::cuda_queue(queue).stream());
+    CCCLIB_CUDA(cudaStreamWaitEvent, lane.stream, event, 0u);
+    start(nccl_->group_start(), "ncclGroupStart", lane.comm);
+    Result result = kSuccess;
+    for (auto& t : transfers) {
+      t.request = group;
+      if (result != kSuccess) continue;  // the group must be ended nevertheless
+      result = t.direction == Direction::kSend
+                   ? nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream)
+                   : nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream);
+    }
+    {
+      const auto guard = guard_first_use(lane, transfers);
+      const auto ended = nccl_->group_end();
+      start(result, "a transfer", lane.comm);
+      start(ended, "ncclGroupEnd", lane.comm);
+    }
+    refuse_after_abort();
+    CCCLIB_CUDA(cudaEventRecord, event, lane.stream);
+  }
+
+  void wait(std::span<const Request> requests, Queue& queue, Seconds) override {
+    cuda::DeviceGuard guard(options_.device);
+    const std::lock_guard lock(mutex_);
+    for (const auto group : requests) {
+      auto& lane = lane_of(group);
+      if (lane.waiter != &queue) lane.waited = 0;
+      lane.waiter = &queue;
+      // Groups of a lane end in order. An event that serves a later group by now ends later too.
+      if (group <= lane.waited) continue;
+      CCCLIB_CUDA(cudaStreamWaitEvent, cuda::cuda_queue(queue).stream(), event_of(group), 0u);
+      lane.waited = group;
+    }
+  }
+
+  bool exchange(Bytes mine, MutableBytes all, std::uint64_t number, Seconds deadline) override {
+    side_channel_.exchange(mine, all, number, deadline);
+    return true;
+  }
+
+  void check() override {
+    if (aborted_ || !connected_) return;  // who gave up knows why
+    if (const auto problem = first_problem(); !problem.empty()) lost(problem, true);
+    // A rank that gave up may not be seen as lost: its connections may be cut.
+    const auto now = Clock::now().time_since_epoch().count();
+    auto last = last_heard_.load();
+    if (Clock::duration(now - last) < kHearEvery) return;
+    if (!last_heard_.compare_exchange_strong(last, now) || last == 0) return;
+    if (const auto reason = side_channel_.heard(false); !reason.empty())
+      throw PeerAbortedError(reason);
+  }
+
+  // Who posts lets go, unless NCCL connects: then it is to be interrupted.
+  void abort(const std::string& reason) noexcept override {
+    if (aborted_.exchange(true)) return;
+    try {
+      side_channel_.tell(reason);
+      const std::unique_lock posting(mutex_, kPostPatience);
+      finish_all(nccl_ ? nccl_->abort : nullptr);
+    } catch (...) {  // nobody is left to tell
+    }
+  }
+
+ private:
+  void make_stream(Lane& lane) {
+    int lowest = 0, highest = 0;
+    CCCLIB_CUDA(cudaDeviceGetStreamPriorityRange, &lowest, &highest);
+    CCCLIB_CUDA(cudaStreamCreateWithPriority, &lane.stream, cudaStreamNonBlocking, highest);
+    for (auto& event : lane.events)
+      CCCLIB_CUDA(cudaEventCreateWithFlags, &event, cudaEventDisableTiming);
+  }
+
+  void connect() {
+    nccl_ = &library();
+    lanes_.resize(static_cast<std::size_t>(std::max(1, options_.lanes)));
+    for (auto& lane : lanes_) make_stream(lane);
+    Greeting mine{{}, options_.lanes, nccl_->version};
+    if (options_.rank == 0) start(nccl_->get_unique_id(&mine.id), "ncclGetUniqueId", nullptr);
+    std::vector<Greeting> all(static_cast<std::size_t>(options_.size));
+    side_channel_.exchange(std::as_bytes(std::span(&mine, 1)),
+                           std::as_writable_bytes(std::span(all)), kConnecting, options_.deadline);
+    for (std::size_t rank = 1; rank < all.size(); ++rank) compare(all[0], all[rank], rank);
+    Config config;
+    if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
+    // To connect must be bounded, so the first communicator is non-blocking. Those that carry
+    // transfers block, as NCCL then launches at once and not in a thread that it makes each time.
+    complete(nccl_->init(&root_, options_.size, all[0].id, options_.rank, &config),
+             "ncclCommInitRankConfig", root_);
+    config.blocking = 1;
+    for (auto& lane : lanes_) {
+      complete(nccl_->split(root_, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root_);
+      complete(kInProgress, "ncclCommSplit", lane.comm);
+      const std::lock_guard lock(comms_mutex_);
+      comms_.push_back(lane.comm);
+    }
+    connected_ = true;
+  }
+
+  Lane& lane_of(Request group) { return lanes_[group % lanes_.size()]; }
+  cudaEvent_t event_of(Request group) {
+    return lane_of(group).events[group / lanes_.size() % Lane::kEvents];
+  }
+
+  void refuse_after_abort() const {
+    if (late_)
+      throw DeadlineError("rank " + std::to_string(options_.rank) + " waited " +
+                          std::to_string(options_.deadline.count()) +
+                          " s to connect to the other ranks");
+    if (aborted_) throw ClosedError("this NCCL communicator was aborted");
+  }
+
+  void start(Result result, const char* call, Comm comm) {
+    if (result != kSuccess && result != kInProgress) raise(result, call, comm);
+  }
+
+  // One thread alone may ask for the state of what goes on in a non-blocking communicator.
+  void complete(Result result, const char* call, Comm& comm) {
+    const auto deadline = options_.deadline;
+    start(result, call, comm);
+    const auto begun = Clock::now();
+    for (Seconds pause{0}; result == kInProgress;
+         pause = std::min(pause + Seconds(5e-6), Seconds(1e-3))) {
+      if (comm) {
+        const Result asked = nccl_->async_error(comm, &result);
+        start(asked, call, comm);
+        start(result, call, comm);
+        if (result == kSuccess) return;
+      }
+      refuse_after_abort();
+      if (Clock::now() - begun > deadline) {
+        if (const auto reason = side_channel_.heard(false); !reason.empty())
+          throw PeerAbortedError(reason);
+        throw DeadlineError(std::string(call) + " of rank " + std::to_string(options_.rank) +
+                            " waited " + std::to_string(deadline.count()) +
+                            " s for the other ranks");
+      }
+      if (pause.count() > 0) std::this_thread::sleep_for(pause);
+    }
+  }
+
+  // To a peer that is new, a group connects first, and waits for it.
+  std::unique_ptr<Watchdog> guard_first_use(Lane& lane, std::span<const Transfer> transfers) {
+    lane.used.resize(2 * static_cast<std::size_t>(options_.size));
+    bool first = false;
+    for (const auto& t : transfers) {
+      const auto way = 2 * static_cast<std::size_t>(t.peer) + (t.direction == Direction::kSend);
+      first |= !lane.used[way];
+      lane.used[way] = true;
+    }
+    if (!first) return nullptr;
+    return std::make_unique<Watchdog>(options_.deadline, [this] {
+      late_ = true;
+      abort("rank " + std::to_string(options_.rank) + " could not connect to its peers within " +
+            std::to_string(options_.deadline.count()) + " s");
+    });
+  }
+
+  [[noreturn]] void raise(Result result, const char* call, Comm comm) {
+    refuse_after_abort();
+    lost(call + (" failed: " + text_of(result, comm)), result == kRemoteError);
+  }
+
+  std::string text_of(Result result, Comm comm) const {
+    const char* detail = comm ? nccl_->last_error(comm) : nullptr;
+    return "NCCL " + text_of_version(nccl_->version) + " says '" + nccl_->error_text(result) + "'" +
+           (detail && *detail ? std::string(" (") + detail + ")" : "");
+  }
+
+  // What NCCL noticed by itself.
+  std::string first_problem() {
+    const std::lock_guard lock(comms_mutex_);
+    for (const auto comm : comms_) {
+      Result state = kSuccess;
+      const Result asked = nccl_->async_error(comm, &state);
+      if (asked != kSuccess) state = asked;
+      if (state != kSuccess && state != kInProgress)
+        return "a transfer failed: " + text_of(state, comm);
+    }
+    return "";
+  }
+
+  // The reason of a rank that gave up says more than that it is gone.
+  [[noreturn]] void lost(const std::string& problem, bool expected) {
+    if (const auto reason = side_channel_.heard(expected); !reason.empty())
+      throw PeerAbortedError(reason);
+    throw TransportError("rank " + std::to_string(options_.rank) + ": " + problem);
+  }
+
+  // Calls `end` on each communicator, on a thread each: it waits for the device, where one
+  // communicator's work waits for another's. Who calls this waits a few seconds at most.
+  void finish_all(Result (*end)(Comm)) {
+    std::vector<Comm> comms;
+    {
+      const std::lock_guard lock(comms_mutex_);
+      comms.swap(comms_);
+      if (root_) comms.push_back(std::exchange(root_, nullptr));
+    }
+    std::vector<std::future<void>> ended;
+    for (const auto comm : comms) {
+      std::promise<void> done;
+      ended.push_back(done.get_future());
+      std::thread([comm, end, done = std::move(done), device = options_.device]() mutable {
+        cudaSetDevice(device);
+        end(comm);
+        done.set_value();
+      }).detach();
+    }
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(kPatience);
+    for (const auto& one : ended) stuck_ = stuck_ | (one.wait_until(until) != kReady);
+  }
+
+  // Ranks close together what they used together; who waits in vain gives up.
+  void release() noexcept {
+    int before = 0;
+    cudaGetDevice(&before);
+    cudaSetDevice(options_.device);
+    try {
+      finish_all(nccl_ ? nccl_->destroy : nullptr);
+    } catch (...) {
+    }
+    for (auto& lane : lanes_) {
+      if (stuck_) break;  // NCCL still uses them
+      if (lane.stream) cudaStreamDestroy(lane.stream);
+      for (const auto event : lane.events)
+        if (event) cudaEventDestroy(event);
+    }
+    cudaSetDevice(before);
+  }
+
+  const Options options_;
+  const SideChannel side_channel_;
+  const Library* nccl_ = nullptr;
+  Comm root_ = nullptr;  // carries nothing
+  std::vector<Lane> lanes_;
+  std::mutex comms_mutex_;
+  std::vector<Comm> comms_;  // of the lanes, until they are ended
+  std::timed_mutex mutex_;
+  Request groups_ = 0;
+  std::atomic<bool> connected_ = false, aborted_ = false, late_ = false, stuck_ = false;
+  std::atomic<Clock::rep> last_heard_ = 0;
+};
+
+}  // namespace
+
+std::shared_ptr<Transport> make_transport(const Options& options, SideChannel side_channel) {
+  return std::make_shared<NcclTransport>(options, std::move(side_channel));
+}
+
+Version version() {
+  const auto& found = library();
+  return {found.version, text_of_version(found.version), found.path};
+}
+
+}  // namespace cccl::nccl
