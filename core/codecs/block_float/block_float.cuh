@@ -264,13 +264,15 @@ struct Encoder {
     const bool is_exact = fabsf(inverse) >= FLT_MIN && fabsf(inverse) <= FLT_MAX;
     const bool is_rare = scale.is_tiny || scale.is_nan || Quantiser::exceeds(found, scale) ||
                          (found.extreme() != 0 && !is_exact);
-    if (__any_sync(~0u, is_rare)) {
+    const bool rare = __any_sync(~0u, is_rare);
+    if (rare)
       make_ordinary<kVector>(scale, values);
-      quantise<true>(tile, scale, values, rows);
-    } else {
+    else
       scale.inverse = inverse;
+    if (!Tile::kDirect || rare)  // one piece of code for what takes little time
+      quantise<true>(tile, scale, values, rows);
+    else
       quantise<false>(tile, scale, values, rows);
-    }
     out.rows(tile, tile.first / 8 * kBits, layout.code_bytes, rows);
     if (own < tile.n) out.half_word(tile, layout.scale_offset(tile.first + own), scale.bits);
     return scale.is_nan;

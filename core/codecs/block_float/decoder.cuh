@@ -102,7 +102,7 @@ struct Decoder {
            checksum_of(scale_offset(tile), fetched.scale);
   }
 
-  template <int kVector, Into kInto, class Real>
+  template <int kVector, bool kAdd, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
     constexpr int kInWord = 32 / kBits;
     float scale = 0.0f;
@@ -119,12 +119,12 @@ struct Decoder {
         // The product is exact: fused or not, the sum is rounded once.
         Real& value = values[i];
         if constexpr (std::is_same_v<Real, float>)
-          value = __fmaf_rn(levels[i - at], scale, kInto == Into::kSum ? value : 0.0f);
+          value = __fmaf_rn(levels[i - at], scale, kAdd ? value : 0.0f);
         else
-          value = (kInto == Into::kSum ? value : 0.0) + __fmaf_rn(levels[i - at], scale, 0.0f);
+          value = (kAdd ? value : 0.0) + __fmaf_rn(levels[i - at], scale, 0.0f);
       }
     }
-    if (kInto != Into::kValue) return;
+    if (kAdd) return;
     if (!__any_sync(~0u, (fetched.scale & 0x7FFFu) > kInfinity >> 16)) return;
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i)

@@ -24,9 +24,14 @@ __device__ inline SearchTables& search_tables() {
   return tables;
 }
 
+// By their 32-bit addresses, whose arithmetic is cheap. kConstant: nobody writes there any more.
+template <bool kConstant>
 __device__ inline float read_shared(std::uint32_t address) {
   float value;
-  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  if constexpr (kConstant)
+    asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  else
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
   return value;
 }
 
@@ -66,7 +71,7 @@ __device__ inline void exchange(std::byte* memory, float (&values)[kPerLane]) {
     __syncwarp();
 #pragma unroll
     for (int m = 0; m < kPart / kLanes; ++m)
-      columns[part * (kPart / kLanes) + m] = read_shared(from ^ place_of(m * kLanes));
+      columns[part * (kPart / kLanes) + m] = read_shared<false>(from ^ place_of(m * kLanes));
   }
 #pragma unroll
   for (int m = 0; m < kPerLane; ++m) values[m] = columns[m];
@@ -225,8 +230,8 @@ struct Search {
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const float level =
-            read_shared(origin + rounded(values[m], trial.inverses[t]) * (kLanes * kLevelBytes));
+        const float level = read_shared<true>(origin + rounded(values[m], trial.inverses[t]) *
+                                                           (kLanes * kLevelBytes));
         // level * scale is exact: fused or not, the difference is rounded once.
         const float error = __fmaf_rn(-level, trial.scales[t], values[m]) * weight_of_block;
         errors[at + t] = m % rows() == 0 ? error * error : errors[at + t] + error * error;

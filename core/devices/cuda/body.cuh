@@ -8,10 +8,6 @@ namespace cccl::cuda {
 
 inline constexpr int kLineBytes = 128;  // of the second-level cache
 
-// What decoding makes of values: themselves, the first term of a sum (NaNs may have any bits), or
-// their sum with it.
-enum class Into { kValue, kFirstTerm, kSum };
-
 // The weight of the word at `offset`. Two lanes or rows that are n bytes apart differ by n / 2.
 __device__ inline std::uint32_t weight_at(std::uint64_t offset) {
   return static_cast<std::uint32_t>(offset >> 1) | 1;

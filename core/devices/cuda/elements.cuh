@@ -71,7 +71,7 @@ struct ElementDecoder {
     return checksum_of(tile.first * sizeof(Element), lane_id(), fetched.rows);
   }
 
-  template <int kVector, Into kInto, class Real>
+  template <int kVector, bool kAdd, class Real>
   __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
 #pragma unroll
     for (int k = 0; k < kPerLane / kVector; ++k) {
@@ -80,7 +80,7 @@ struct ElementDecoder {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         Real& value = values[k * kVector + v];
-        value = kInto == Into::kSum ? value + terms[v] : terms[v];
+        value = kAdd ? value + terms[v] : terms[v];
       }
     }
   }

@@ -106,22 +106,25 @@ inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
 template <class T>
 inline constexpr int kResidentSums = sizeof(T) == sizeof(double) ? 1 : 2;
 
-// Encoders that have lanes hold every 32nd value take such rows of kVector 1, though they are read
-// in small accesses: that costs less than an exchange.
-template <class Encoder>
-inline constexpr bool kInColumns = requires { Encoder::kColumns; };
+// What a row has in each lane where values are read. Encoders that have lanes hold every 32nd value
+// get them so, in small accesses: that costs less than an exchange.
+template <class Encoder, class T, bool kDirect>
+inline constexpr int kVectorRead = !requires { Encoder::kColumns; } ? kChunkBytes / sizeof(T)
+                                   : kDirect                        ? 1
+                                   : sizeof(T) > 4                  ? 4
+                                                                    : kChunkBytes / sizeof(T);
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     encode_kernel(const std::byte* values, Span span, Encoder encoder,
                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                   Workspace* workspace) {
-  constexpr int kVector = kInColumns<Encoder> ? 1 : kChunkBytes / sizeof(T);
   encoder.prepare();
   begin();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(seal.payload, totals.written);
   for_tiles(span, [&](const auto& tile) {
+    constexpr int kVector = kVectorRead<Encoder, T, std::decay_t<decltype(tile)>::kDirect>;
     typename Encoder::Real tile_values[kPerLane];
     read_values<T, Encoder::kNanBits, kVector>(tile, values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
@@ -149,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       [&](const auto& tile, const auto& fetched, auto) {
         SumOf<T> tile_values[kPerLane];
         totals.read += decoder.checksum(tile, fetched);
-        decoder.template apply<kVector, Into::kValue>(fetched, tile_values);
+        decoder.template apply<kVector, false>(fetched, tile_values);
         write_values<T, true>(tile, values, tile_values);
       });
   finish(workspace, totals, report, nullptr);
@@ -238,16 +241,13 @@ struct Terms {
       fetched[j] = decoder.template fetch<kVector>(tile, BodyReader(sources.payloads[first + j]));
   }
 
-  template <bool kFirst, class Tile, class Real>
+  template <class Tile, class Real>
   __device__ void add(const Tile& tile, const Decoder& decoder, std::uint64_t& checksum,
                       Real (&sums)[kPerLane]) const {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       checksum += decoder.checksum(tile, fetched[j]);
-      if (kFirst && j == 0)
-        decoder.template apply<kVector, Into::kFirstTerm>(fetched[j], sums);
-      else
-        decoder.template apply<kVector, Into::kSum>(fetched[j], sums);
+      decoder.template apply<kVector, true>(fetched[j], sums);
     }
   }
 };
@@ -265,29 +265,29 @@ __device__ inline void for_sums(const Span& span, const Sources& sources, const 
       span,
       [&](const auto& tile) {
         Group group;
-        if (grouped) group.fetch(tile, sources, 0, decoder);
+        if (std::decay_t<decltype(tile)>::kDirect && grouped)
+          group.fetch(tile, sources, 0, decoder);
         return group;
       },
       [&](const auto& tile, Group& group, auto next) {
         Real sums[kPerLane];
-        int first = 0;
-        if (grouped) {
-          group.template add<true>(tile, decoder, checksum, sums);
-          first = kMost;
-        } else {
 #pragma unroll
-          for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
-        }
+        for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
+        int first = 0;
+        if (std::decay_t<decltype(tile)>::kDirect && grouped) {
 #pragma unroll 1
-        for (; kMost > 1 && first + kMost <= sources.count; first += kMost) {
-          group.fetch(tile, sources, first, decoder);
-          group.template add<false>(tile, decoder, checksum, sums);
+          for (;;) {
+            group.add(tile, decoder, checksum, sums);
+            first += kMost;
+            if (first + kMost > sources.count) break;
+            group.fetch(tile, sources, first, decoder);
+          }
         }
 #pragma unroll 1
         for (; first < sources.count; ++first) {
           One one;
           one.fetch(tile, sources, first, decoder);
-          one.template add<false>(tile, decoder, checksum, sums);
+          one.add(tile, decoder, checksum, sums);
         }
         next();
         step(tile, sums);
