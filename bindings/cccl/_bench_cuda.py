@@ -201,7 +201,7 @@ class _Peer:
 
     def of_copy(self, moved: float, call: Callable[[], Any]) -> float:
         seconds = self.timer.seconds(lambda _: call(), 1, graph=self.graph)
-        return moved / seconds / self.copied
+        return float(moved / seconds / self.copied)
 
 
 def _bitsandbytes(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
