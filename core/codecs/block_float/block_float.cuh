@@ -259,11 +259,13 @@ struct Encoder {
     Scale scale = linear_scale<kBits, Quantiser::kStochastic>(found, infinity);
     Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
     // Values times the factor, times the inverse: where the scale is not tiny, the order of the
-    // products changes no code, if that of the last two is exact.
+    // products changes no code, if that of the last two is exact. (A product that vanishes may
+    // change a code that is rounded down.)
     const float inverse = scale.inverse * factor;
     const bool is_exact = fabsf(inverse) >= FLT_MIN && fabsf(inverse) <= FLT_MAX;
     const bool is_rare = scale.is_tiny || scale.is_nan || Quantiser::exceeds(found, scale) ||
-                         (found.extreme() != 0 && !is_exact);
+                         (found.extreme() != 0 && !is_exact) ||
+                         (Quantiser::kStochastic && factor != 1.0f);
     const bool rare = __any_sync(~0u, is_rare);
     if (rare)
       make_ordinary<kVector>(scale, values);

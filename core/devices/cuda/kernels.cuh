@@ -168,7 +168,7 @@ __device__ inline float quotient(const Mean& mean, float x) {
   return q;
 }
 
-// Whether quotient() may be wrong. A sum is never -0 where this is called for zeros to be exact.
+// Whether quotient() may be wrong: of -0 too, but not of 0.
 __device__ inline bool is_delicate(float x) {
   constexpr std::uint32_t kLeast = 0x19800000u, kMost = 0x66000000u;  // 2^-76, 2^77
   const std::uint32_t bits = __float_as_uint(x);
