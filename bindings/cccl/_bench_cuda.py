@@ -68,9 +68,11 @@ class _Timer:
         with self.torch.cuda.stream(self.stream):
             self.queue = _cuda.current_queue("torch", self.stream.device_index)
 
-    def seconds(self, call: Callable[[int], Any], slots: int, eager: bool = False) -> float:
+    def seconds(
+        self, call: Callable[[int], Any], slots: int, eager: bool = False, graph: bool = True
+    ) -> float:
         """Median over replays; `call(slot)` is launched as often as fills a measurement. `eager`:
-        or without a graph, if that is faster, as copies can be."""
+        or without a graph, if that is faster, as copies can be. Without `graph`: only so."""
         with self.torch.cuda.stream(self.stream):
             once = min(self._timed(lambda: call(0)) for _ in range(3))
             launches = max(slots, min(400, int(_SECONDS / once)))
@@ -79,13 +81,15 @@ class _Timer:
                 for i in range(launches):
                     call(i % slots)
 
-            graph = self.torch.cuda.CUDAGraph()
-            with self.torch.cuda.graph(graph, stream=self.stream):
-                launch()
-            graph.replay()
+            runs: list[Callable[[], None]] = [launch] if eager or not graph else []
+            if graph:
+                captured = self.torch.cuda.CUDAGraph()
+                with self.torch.cuda.graph(captured, stream=self.stream):
+                    launch()
+                captured.replay()
+                runs.append(captured.replay)
             times = [
-                statistics.median(self._timed(run) for _ in range(self.repeats))
-                for run in (graph.replay, *([launch] if eager else []))
+                statistics.median(self._timed(run) for _ in range(self.repeats)) for run in runs
             ]
         return min(times) / launches
 
@@ -170,37 +174,112 @@ def _nmse(found: Any, exact: Any) -> float:
 
 def peers(options: argparse.Namespace, numel: int, values: np.ndarray) -> Iterator[dict[str, Any]]:
     """Other libraries' codecs in the same run, or that they are absent."""
-    for name, measure in _PEERS.items():
+    source = torch_or_error().from_numpy(np.resize(values[:_DISTINCT], numel)).to("cuda")
+    for name, (module, measure, dtypes) in _PEERS.items():
         row: dict[str, Any] = {"peer": name, "device": "cuda", "dtype": options.dtype,
                                "numel": numel}  # fmt: skip
+        if options.dtype not in dtypes:
+            continue
         try:
-            module = importlib.import_module(name)
+            found = importlib.import_module(module)
         except ImportError:
             yield {**row, "absent": True}
             continue
-        yield {**row, **measure(module, options, numel, values)}
+        yield {
+            **row,
+            **measure(found, options, source.to(getattr(torch_or_error(), options.dtype))),
+        }
 
 
-def _bitsandbytes(
-    module: Any, options: argparse.Namespace, numel: int, values: np.ndarray
-) -> dict[str, Any]:
+class _Peer:
+    """Measures calls on `source` as shares of its copy's speed."""
+
+    def __init__(self, options: argparse.Namespace, source: Any, graph: bool = True):
+        self.timer, self.graph = _Timer(options.repeats), graph
+        target = source.clone()
+        self.copied = 2 * source.nbytes / self.timer.seconds(lambda _: target.copy_(source), 1)
+
+    def of_copy(self, moved: float, call: Callable[[], Any]) -> float:
+        seconds = self.timer.seconds(lambda _: call(), 1, graph=self.graph)
+        return float(moved / seconds / self.copied)
+
+
+def _bitsandbytes(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
     """Blockwise 8 bits with the same block size."""
-    torch, timer = torch_or_error(), _Timer(options.repeats)
+    peer = _Peer(options, source)
     quantise = module.functional.quantize_blockwise
     dequantise = module.functional.dequantize_blockwise
-    base = torch.from_numpy(np.resize(values[:_DISTINCT], numel)).to("cuda")
-    source = base.to(getattr(torch, options.dtype))
     codes, state = quantise(source, blocksize=options.block_size)
-    target = torch.empty_like(source)
     moved = source.nbytes + codes.nbytes + state.absmax.nbytes
-    copied = 2 * source.nbytes / timer.seconds(lambda _: target.copy_(source), 1)
-    encode = timer.seconds(lambda _: quantise(source, blocksize=options.block_size), 1)
-    decode = timer.seconds(lambda _: dequantise(codes, state), 1)
     return {
-        "encode_of_copy": moved / encode / copied,
-        "decode_of_copy": moved / decode / copied,
+        "encode_of_copy": peer.of_copy(
+            moved, lambda: quantise(source, blocksize=options.block_size)
+        ),
+        "decode_of_copy": peer.of_copy(moved, lambda: dequantise(codes, state)),
         "nmse": _nmse(dequantise(codes, state), source),
     }
 
 
-_PEERS: dict[str, Callable[..., dict[str, Any]]] = {"bitsandbytes": _bitsandbytes}
+def _torchft(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
+    """float8, a scale for each row; rows of the same block size. A reduction leaves a quarter of
+    the values. Its calls copy from host memory, which a graph cannot capture."""
+    peer = _Peer(options, source, graph=False)
+    rows = source.view(-1, options.block_size)
+    encoded = module.fused_quantize_into_fp8([rows], RANKS)
+    decoded = source.clone().view_as(rows)
+    moved = source.nbytes + encoded.nbytes
+    result = {
+        "encode_of_copy": peer.of_copy(
+            moved, lambda: module.fused_quantize_into_fp8([rows], RANKS)
+        ),
+        "decode_of_copy": peer.of_copy(
+            moved, lambda: module.fused_dequantize_from_fp8([decoded], encoded, RANKS)
+        ),
+        "nmse": _nmse(decoded.view(-1), source),
+    }
+    reduced = encoded.clone()
+    moved = encoded.nbytes * (RANKS + 1) / RANKS
+    return {
+        **result,
+        "reduce_of_copy": peer.of_copy(
+            moved, lambda: module.fused_reduce_fp8([rows], reduced, RANKS, 0)
+        ),
+    }
+
+
+def _deepspeed(bits: int) -> Callable[..., dict[str, Any]]:
+    def measure(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
+        """Symmetric integers, groups of the block size. Compiles its kernels at first use."""
+        kernels = module.QuantizerBuilder().load()
+        peer, kind = _Peer(options, source), kernels.Symmetric
+        groups = source.numel() // options.block_size
+        codes, scales = kernels.quantize(source, groups, bits, kind)
+        encoded = codes.nbytes + scales.nbytes
+        moved = source.nbytes + encoded
+        return {
+            "encode_of_copy": peer.of_copy(
+                moved, lambda: kernels.quantize(source, groups, bits, kind)
+            ),
+            "decode_of_copy": peer.of_copy(
+                moved, lambda: kernels.dequantize(codes, scales, groups, bits, kind)
+            ),
+            "reduce_of_copy": peer.of_copy(
+                encoded * (RANKS + 1) / RANKS,
+                lambda: kernels.quantized_reduction(
+                    codes, scales, groups, groups // RANKS, bits, kind, RANKS
+                ),
+            ),
+            "nmse": _nmse(kernels.dequantize(codes, scales, groups, bits, kind).view(-1), source),
+        }
+
+    return measure
+
+
+_FLOATS = ("float32", "bfloat16", "float16")
+# The module to import, what measures it, and the dtypes that it takes.
+_PEERS: dict[str, tuple[str, Callable[..., dict[str, Any]], tuple[str, ...]]] = {
+    "bitsandbytes": ("bitsandbytes", _bitsandbytes, _FLOATS),
+    "torchft": ("torchft.quantization", _torchft, _FLOATS),
+    "deepspeed, 8 bits": ("deepspeed.ops.op_builder", _deepspeed(8), ("float16",)),
+    "deepspeed, 4 bits": ("deepspeed.ops.op_builder", _deepspeed(4), ("float16",)),
+}

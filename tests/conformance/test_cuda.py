@@ -155,6 +155,18 @@ def test_sums_of_up_to_64_ranks(case, dtype, world):
             assert found.tobytes() == expected.tobytes()
 
 
+@each_dtype
+@each_codec
+@pytest.mark.parametrize("divisor", [3.0, 0.3, 2.0**-50, 2.0**90, 7e30, 3e-39])
+def test_a_mean_by_any_divisor(case, dtype, divisor):
+    """F108: by divisors whose reciprocal is exact or not, and sums for which it would not do."""
+    on_cuda = case.on("cuda").core
+    for n in (77, 3 * 1024, 5 * 1024 + 77):
+        args = (_contributions(case, dtype, 4, n, seed=n), divisor, n, dtype)
+        assert reduce(on_cuda, *args).tobytes() == reduce(case.core, *args).tobytes()
+        assert reduce_encode(on_cuda, on_cuda, *args) == reduce_encode(case.core, case.core, *args)
+
+
 def test_more_ranks_than_a_kernel_takes_are_refused():
     core = Case("block_float8", {}, "cuda").core
     payload = encode(core, np.ones(5, np.float32), "float32")

@@ -1,5 +1,6 @@
 // block_float8 and block_float4 on CUDA devices: the bytes of FORMAT.md, as the CPU's.
 #include "codecs/block_float/block_float.cuh"
+#include "codecs/block_float/decoder.cuh"
 #include "codecs/block_float/search.cuh"
 
 #include <bit>

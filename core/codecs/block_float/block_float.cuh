@@ -1,6 +1,8 @@
 // The device side of block_float: what a warp does with the blocks of a tile. FORMAT.md.
 #pragma once
 
+#include <cfloat>
+
 #include "codecs/block_float/block_float.h"
 #include "devices/cuda/body.cuh"
 
@@ -43,6 +45,10 @@ struct Extremes {
 
   __device__ std::uint32_t extreme() const { return max(positive, negative); }
   __device__ std::uint32_t opposite() const { return min(positive, negative); }
+  __device__ Extremes times(float factor) const {
+    return {__float_as_uint(__uint_as_float(positive) * factor),
+            __float_as_uint(__uint_as_float(negative) * factor)};
+  }
 };
 
 // The magnitude of the scale max(E * by_extreme, O * by_opposite) * share, with room for kBits.
@@ -56,8 +62,10 @@ __device__ inline std::uint32_t scale_magnitude(const Extremes& found, float by_
 }
 
 // With its sign. Where it is tiny, the inverse is that of the lifted scale.
-__device__ inline Scale make_scale(const Extremes& found, std::uint32_t magnitude, bool is_tiny) {
-  Scale scale{kNanScale, 0.0f, found.extreme() >= kInfinity, is_tiny};
+// `infinity`: what counts as one.
+__device__ inline Scale make_scale(const Extremes& found, std::uint32_t magnitude, bool is_tiny,
+                                   std::uint32_t infinity) {
+  Scale scale{kNanScale, 0.0f, found.extreme() >= infinity, is_tiny};
   if (scale.is_nan) return scale;
   scale.bits = magnitude | (found.positive > found.negative ? kSign >> 16 : 0);
   const float value = __uint_as_float(scale.bits << 16);
@@ -66,11 +74,11 @@ __device__ inline Scale make_scale(const Extremes& found, std::uint32_t magnitud
 }
 
 template <int kBits, bool kStochastic>
-__device__ inline Scale linear_scale(const Extremes& found) {
+__device__ inline Scale linear_scale(const Extremes& found, std::uint32_t infinity) {
   constexpr float kHalf = 1 << (kBits - 1);
   constexpr float kReach = kStochastic ? kHalf - 1.0f : kHalf - 0.5f;
   const auto magnitude = scale_magnitude<kBits>(found, 1.0f / kHalf, 1.0f / kReach, 1.0f);
-  return make_scale(found, magnitude, found.extreme() != 0 && magnitude < kTinyScale);
+  return make_scale(found, magnitude, found.extreme() != 0 && magnitude < kTinyScale, infinity);
 }
 
 // The block that a lane's row belongs to spans this many lanes of it, and rows.
@@ -131,27 +139,33 @@ template <int kBits>
 struct Rounder {
   static constexpr int kHalf = 1 << (kBits - 1);
   static constexpr float kShift = 0x1.8p23f + kHalf;
+  static constexpr float kLeast = kShift - kHalf, kMost = kShift + kHalf - 1;
   static constexpr std::uint32_t kZeroCode = 0x4B400000;  // the bits of code 0
-
-  __device__ static std::uint32_t limit(float shifted, bool from_below) {
-    if (from_below) shifted = fmaxf(shifted, kShift - kHalf);
-    return __float_as_uint(fminf(shifted, kShift + kHalf - 1));
-  }
 };
 
 template <int kBitsOf>
 struct Nearest {
   static constexpr int kBits = kBitsOf;
   static constexpr bool kStochastic = false;
+  using Codes = Rounder<kBits>;
 
-  // The codes of a row in one lane, with the bits of kZeroCode above them. Only where the scale met
-  // its limit can a code be too small, and at 4 bits not even there.
-  template <int kVector>
+  // Whether a block has values whose codes must be limited: seldom one of each sign's largest.
+  __device__ static bool exceeds(const Extremes& found, const Scale& scale) {
+    const float inverse = fabsf(scale.inverse);
+    return __uint_as_float(found.opposite()) * inverse + Codes::kShift > Codes::kMost ||
+           Codes::kShift - __uint_as_float(found.extreme()) * inverse < Codes::kLeast;
+  }
+
+  // The codes of a row in one lane, with the bits of kZeroCode above them.
+  template <bool kLimited, int kVector>
   __device__ void codes(std::uint64_t, const float* values, float inverse,
                         std::uint32_t (&codes)[kVector]) const {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v)
-      codes[v] = Rounder<kBits>::limit(values[v] * inverse + Rounder<kBits>::kShift, kBits > 4);
+    for (int v = 0; v < kVector; ++v) {
+      float code = values[v] * inverse + Codes::kShift;
+      if (kLimited) code = fminf(fmaxf(code, Codes::kLeast), Codes::kMost);
+      codes[v] = __float_as_uint(code);
+    }
   }
 };
 
@@ -159,9 +173,12 @@ template <int kBitsOf>
 struct Stochastic {
   static constexpr int kBits = kBitsOf;
   static constexpr bool kStochastic = true;
+  using Codes = Rounder<kBits>;
   std::uint64_t seed;
 
-  template <int kVector>
+  __device__ static bool exceeds(const Extremes&, const Scale&) { return false; }  // always limited
+
+  template <bool, int kVector>
   __device__ void codes(std::uint64_t position, const float* values, float inverse,
                         std::uint32_t (&codes)[kVector]) const {
     const std::uint32_t key = random_key(position, seed);
@@ -172,8 +189,8 @@ struct Stochastic {
       const std::uint32_t random = mix(mix(low ^ static_cast<std::uint32_t>(seed)) +
                                        (carried ? random_key(position + v, seed) : key));
       const float u = static_cast<float>(random >> 8) * 0x1p-24f;
-      codes[v] =
-          Rounder<kBits>::limit(__fadd_rd(values[v] * inverse + u, Rounder<kBits>::kShift), true);
+      const float code = __fadd_rd(values[v] * inverse + u, Codes::kShift);
+      codes[v] = __float_as_uint(fminf(fmaxf(code, Codes::kLeast), Codes::kMost));
     }
   }
 };
@@ -230,46 +247,79 @@ struct Encoder {
   static constexpr int kBits = Quantiser::kBits;
   Layout layout;
   Quantiser quantiser;
+  std::uint32_t infinity = kInfinity;
+  float factor = 1.0f;
 
   __device__ void prepare() const {}
 
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
-    constexpr int kRows = kPerLane / kVector;
-    const int log2_block = kBlock ? std::countr_zero(unsigned{kBlock}) : layout.log2_block;
-    const int own = lane_id() << log2_block;  // the first value of block lane_id()
-    const Scale scale = scale_of_own_block<kVector>(own, values);
-    const auto block_of_row = [&](int k) {
-      return (k * kLanes + lane_id()) * kVector >> log2_block;
-    };
-    if (__any_sync(~0u, scale.is_tiny | scale.is_nan)) {
-#pragma unroll
-      for (int k = 0; k < kRows; ++k) {
-        const bool is_nan = __shfl_sync(~0u, scale.is_nan, block_of_row(k));
-        const bool is_tiny = __shfl_sync(~0u, scale.is_tiny, block_of_row(k));
-#pragma unroll
-        for (int v = k * kVector; v < (k + 1) * kVector; ++v)
-          values[v] = is_nan ? 0.0f : is_tiny ? values[v] * kLift : values[v];
-      }
-    }
-    Chunk<kVector * kBits / 8> rows[kRows];
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const int at = (k * kLanes + lane_id()) * kVector;
-      const float inverse = __shfl_sync(~0u, scale.inverse, block_of_row(k));
-      std::uint32_t codes[kVector];
-      quantiser.template codes<kVector>(tile.position + at, values + k * kVector, inverse, codes);
-      if constexpr (!Tile::kDirect) cut<kBits>(tile.n - at, codes);
-      rows[k] = pack<kBits>(codes);
-    }
+    const int own = lane_id() << log2_block();  // the first value of block lane_id()
+    const Extremes found = extremes_of_own_block<kVector>(own, values).times(factor);
+    Scale scale = linear_scale<kBits, Quantiser::kStochastic>(found, infinity);
+    Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
+    // Values times the factor, times the inverse: where the scale is not tiny, the order of the
+    // products changes no code, if that of the last two is exact. (A product that vanishes may
+    // change a code that is rounded down.)
+    const float inverse = scale.inverse * factor;
+    const bool is_exact = fabsf(inverse) >= FLT_MIN && fabsf(inverse) <= FLT_MAX;
+    const bool is_rare = scale.is_tiny || scale.is_nan || Quantiser::exceeds(found, scale) ||
+                         (found.extreme() != 0 && !is_exact) ||
+                         (Quantiser::kStochastic && factor != 1.0f);
+    const bool rare = __any_sync(~0u, is_rare);
+    if (rare)
+      make_ordinary<kVector>(scale, values);
+    else
+      scale.inverse = inverse;
+    if (!Tile::kDirect || rare)  // one piece of code for what takes little time
+      quantise<true>(tile, scale, values, rows);
+    else
+      quantise<false>(tile, scale, values, rows);
     out.rows(tile, tile.first / 8 * kBits, layout.code_bytes, rows);
     if (own < tile.n) out.half_word(tile, layout.scale_offset(tile.first + own), scale.bits);
     return scale.is_nan;
   }
 
  private:
+  __device__ int log2_block() const {
+    return kBlock ? std::countr_zero(unsigned{kBlock}) : layout.log2_block;
+  }
+
   template <int kVector>
-  __device__ Scale scale_of_own_block(int own, const float (&values)[kPerLane]) const {
+  __device__ int block_of_row(int row) const {
+    return (row * kLanes + lane_id()) * kVector >> log2_block();
+  }
+
+  // Values times the factor; zeros in place of blocks that are no numbers; tiny blocks are lifted.
+  template <int kVector>
+  __device__ void make_ordinary(const Scale& scale, float (&values)[kPerLane]) const {
+#pragma unroll
+    for (int k = 0; k < kPerLane / kVector; ++k) {
+      const bool is_nan = __shfl_sync(~0u, scale.is_nan, block_of_row<kVector>(k));
+      const bool is_tiny = __shfl_sync(~0u, scale.is_tiny, block_of_row<kVector>(k));
+#pragma unroll
+      for (int v = k * kVector; v < (k + 1) * kVector; ++v)
+        values[v] = is_nan ? 0.0f : values[v] * factor * (is_tiny ? kLift : 1.0f);
+    }
+  }
+
+  template <bool kLimited, int kBytes, int kRows, class Tile>
+  __device__ void quantise(const Tile& tile, const Scale& scale, const float (&values)[kPerLane],
+                           Chunk<kBytes> (&rows)[kRows]) const {
+    constexpr int kVector = kPerLane / kRows;
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const int at = (k * kLanes + lane_id()) * kVector;
+      const float inverse = __shfl_sync(~0u, scale.inverse, block_of_row<kVector>(k));
+      std::uint32_t codes[kVector];
+      quantiser.template codes<kLimited>(tile.position + at, values + k * kVector, inverse, codes);
+      if constexpr (!Tile::kDirect) cut<kBits>(tile.n - at, codes);
+      rows[k] = pack<kBits>(codes);
+    }
+  }
+
+  template <int kVector>
+  __device__ Extremes extremes_of_own_block(int own, const float (&values)[kPerLane]) const {
     constexpr int kRows = kPerLane / kVector;
     std::uint32_t positive[kRows], negative[kRows];
 #pragma unroll
@@ -285,92 +335,8 @@ struct Encoder {
     const Spread<kVector, kBlock> spread(layout);
     spread_largest<Signed>(spread, positive);
     spread_largest<Unsigned>(spread, negative);
-    return linear_scale<kBits, Quantiser::kStochastic>(
-        {of_own_block<kVector>(spread, own, positive),
-         of_own_block<kVector>(spread, own, negative) & ~kSign});
-  }
-};
-
-// kNormal4Levels[first + 0 ... 7], byte by byte.
-constexpr std::uint64_t eight_levels(int first) {
-  std::uint64_t bytes = 0;
-  for (int i = 0; i < 8; ++i)
-    bytes |= std::uint64_t{static_cast<std::uint8_t>(kNormal4Levels[first + i])} << 8 * i;
-  return bytes;
-}
-
-__device__ inline float level_of_code(int code) {
-  constexpr std::uint64_t kLow = eight_levels(0), kHigh = eight_levels(8);
-  return static_cast<std::int8_t>((code & 8 ? kHigh : kLow) >> 8 * (code % 8));
-}
-
-template <int kBits, Codebook kCodebook>
-struct Decoder {
-  using Values = void;
-  static constexpr int kVector = kChunkBytes * 8 / kBits;
-  static constexpr float kZero = 0.0f;
-  Layout layout;
-
-  template <int kVector>
-  struct Fetched {
-    Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
-    std::uint32_t scale;  // of block lane_id()
-  };
-
-  template <int kVector, class Tile>
-  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
-    Fetched<kVector> fetched;
-    const int own = lane_id() << layout.log2_block;
-    if (Tile::kDirect && tile.ahead < tile.count) in.prefetch_line(layout.scale_offset(tile.ahead));
-    fetched.scale =
-        own < tile.n ? in.half_word(tile, layout.scale_offset(tile.first + own)) << 16 : 0;
-    in.rows(tile, tile.first / 8 * kBits, layout.code_bytes, fetched.rows);
-    return fetched;
-  }
-
-  template <int kVector, bool kAdd, class Real>
-  __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
-    const float table = level_of_code(lane_id() % 16);  // across the warp
-#pragma unroll
-    for (int k = 0; k < kPerLane / kVector; ++k) {
-      const int block = (k * kLanes + lane_id()) * kVector >> layout.log2_block;
-      const float scale = __uint_as_float(__shfl_sync(~0u, fetched.scale, block));
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        Real& value = values[k * kVector + v];
-        const float level = level_of<kVector>(fetched.rows[k], v, table);
-        // The product is exact: fused or not, the sum is rounded once.
-        if constexpr (std::is_same_v<Real, float>)
-          value = __fmaf_rn(level, scale, kAdd ? value : 0.0f);
-        else
-          value = (kAdd ? value : 0.0) + __fmaf_rn(level, scale, 0.0f);
-      }
-    }
-    if (!kAdd && __any_sync(~0u, (fetched.scale & ~kSign) > kInfinity)) {
-#pragma unroll
-      for (int i = 0; i < kPerLane; ++i)
-        if (isnan(values[i])) values[i] = nan_of<Real>();
-    }
-  }
-
-  // A code at bit p of the mantissa of 2^(23-p) is that number plus the code.
-  template <int kVector>
-  __device__ static float level_of(const Chunk<kVector * kBits / 8>& codes, int v, float table) {
-    constexpr std::uint32_t kMask = (1u << kBits) - 1;
-    const int at = v * kBits % 32;
-    const std::uint32_t word = codes.words[v * kBits / 32];
-    if constexpr (kCodebook == kNormal4) {
-      return __shfl_sync(~0u, table, word >> at);  // lane i and i + 16 have the same
-    } else if constexpr (kBits == 8) {
-      const auto shifted = __uint_as_float(__byte_perm(word, 0x4B000000u, 0x7440 + at / 8));
-      return shifted - (0x1p23f + (1 << (kBits - 1)));
-    } else {
-      static_assert(32 % kBits == 0);
-      const int shift = at + kBits > 23 ? 12 : 0, bit = at - shift;
-      const std::uint32_t exponent = (127u + 23 - bit) << 23;
-      const auto shifted = __uint_as_float((word >> shift & kMask << bit) | exponent);
-      return shifted - (__uint_as_float(exponent) + (1 << (kBits - 1)));
-    }
+    return {of_own_block<kVector>(spread, own, positive),
+            of_own_block<kVector>(spread, own, negative) & ~kSign};
   }
 };
 

@@ -4,53 +4,77 @@
 
 #include <array>
 
-#include "codecs/block_float/block_float.cuh"
+#include "codecs/block_float/decoder.cuh"
 #include "devices/cuda/finish.cuh"
 
 namespace cccl::block_float::on_cuda {
 
 // By the 8-bit code q = 128 + round(x / scale), before it is limited: the smaller scale lets x /
-// scale reach -127 / 0.92, a scale at its limit 128.5.
+// scale reach -127 / 0.92, a scale at its limit 128.5. Lanes have levels of their own, so that
+// look-ups of a warp never meet in a bank.
 struct SearchTables {
   static constexpr int kBelow = 16, kEntries = kBelow + 256 + 16;
-  std::uint16_t levels[kEntries];  // as bfloat16
+  float levels[kEntries][kLanes];
   std::uint8_t codes[kEntries];
 };
 
-struct SearchMemory {
-  SearchTables tables;
-  alignas(16) float exchange[kWarps][kTileValues];
-};
-
 // One for the thread block.
-__device__ inline SearchMemory& search_memory() {
-  __shared__ SearchMemory memory;
-  return memory;
+__device__ inline SearchTables& search_tables() {
+  __shared__ SearchTables tables;
+  return tables;
+}
+
+// By their 32-bit addresses, whose arithmetic is cheap. kConstant: nobody writes there any more.
+template <bool kConstant>
+__device__ inline float read_shared(std::uint32_t address) {
+  float value;
+  if constexpr (kConstant)
+    asm("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address));
+  else
+    asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(address) : "memory");
+  return value;
+}
+
+__device__ inline void write_shared(std::uint32_t address, const float (&values)[4]) {
+  asm volatile("st.shared.v4.f32 [%0], {%1, %2, %3, %4};" ::"r"(address), "f"(values[0]),
+               "f"(values[1]), "f"(values[2]), "f"(values[3])
+               : "memory");
+}
+
+// Where the exchange keeps a value, in bytes: chunks of 16 are swizzled, so that neither side meets
+// bank conflicts. The place of a sum of numbers with no bit in common is the XOR of their places.
+__device__ constexpr std::uint32_t place_of(int number) {
+  const int chunk = number / 4;
+  return static_cast<std::uint32_t>(((chunk ^ (chunk / 8 % 8)) * 4 + number % 4) * 4);
 }
 
 // Values that lane l held in rows of kVector become every 32nd: values[m] is number 32 m + l of
-// the tile. Chunks of 16 bytes are swizzled, so that neither side meets bank conflicts.
+// the tile. They pass through `memory` in parts.
 template <int kVector>
-__device__ inline void exchange(float (&values)[kPerLane]) {
-  constexpr int kSide = kVector < 4 ? kVector : 4;
-  float* const memory = search_memory().exchange[threadIdx.x / kLanes];
-  const auto place = [](int index) {
-    const int chunk = index / 4;
-    return (chunk ^ (chunk / 8 % 8)) * 4 + index % 4;
-  };
+__device__ inline void exchange(std::byte* memory, float (&values)[kPerLane]) {
+  static_assert(kVector % 4 == 0);
+  constexpr int kPart = kStagingBytes / sizeof(float);
+  const auto base = static_cast<std::uint32_t>(__cvta_generic_to_shared(memory));
+  const int mine = lane_id() * kVector;
+  const std::uint32_t to = base + place_of(mine) % kStagingBytes, from = base + place_of(lane_id());
+  float columns[kPerLane];
 #pragma unroll
-  for (int i = 0; i < kPerLane; i += kSide) {
-    const int index = (i / kVector * kLanes + lane_id()) * kVector + i % kVector;
-    if constexpr (kSide == 4)
-      *reinterpret_cast<float4*>(memory + place(index)) =
-          make_float4(values[i], values[i + 1], values[i + 2], values[i + 3]);
-    else
-      for (int j = 0; j < kSide; ++j) memory[place(index + j)] = values[i + j];
+  for (int part = 0; part < kTileValues / kPart; ++part) {
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPerLane; i += 4) {
+      const int other = i / kVector * kLanes * kVector + i % kVector;  // the rest of its number
+      if (mine / kPart + other / kPart == part)
+        write_shared(to ^ place_of(other) % kStagingBytes,
+                     {values[i], values[i + 1], values[i + 2], values[i + 3]});
+    }
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kPart / kLanes; ++m)
+      columns[part * (kPart / kLanes) + m] = read_shared<false>(from ^ place_of(m * kLanes));
   }
-  __syncwarp();
 #pragma unroll
-  for (int m = 0; m < kPerLane; ++m) values[m] = memory[place(m * kLanes + lane_id())];
-  __syncwarp();
+  for (int m = 0; m < kPerLane; ++m) values[m] = columns[m];
 }
 
 // Eight lanes hold a word of eight codes each: code i of lane j goes to code j of lane i.
@@ -67,14 +91,26 @@ __device__ inline std::uint32_t transpose_codes(std::uint32_t word) {
   return word;
 }
 
-// Sums of a warp, added in halves: 16 to 31 onto 0 to 15, and so on. True if `b` has the less.
-__device__ inline bool second_is_less(float a, float b) {
-  const bool upper = lane_id() & 16;
-  float sum = upper ? b : a;
-  sum += __shfl_xor_sync(~0u, upper ? a : b, 16);
+// Each of kCount sums added up over the lanes: 16 to 31 onto 0 to 15, and so on. Half of the lanes
+// go on with half of the sums, so that lane l ends with number l * kCount / 32.
+template <int kHalf, int kCount>
+__device__ inline float add_lanes(const float (&sums)[kCount]) {
+  if constexpr (kHalf == 0) {
+    static_assert(kCount == 1);
+    return sums[0];
+  } else if constexpr (kCount == 1) {
+    const float sum[1] = {sums[0] + __shfl_xor_sync(~0u, sums[0], kHalf)};
+    return add_lanes<kHalf / 2>(sum);
+  } else {
+    const bool upper = lane_id() & kHalf;
+    float kept[kCount / 2];
 #pragma unroll
-  for (int half = 8; half > 0; half /= 2) sum += __shfl_xor_sync(~0u, sum, half);
-  return __shfl_sync(~0u, sum, 16) < __shfl_sync(~0u, sum, 0);
+    for (int i = 0; i < kCount / 2; ++i) {
+      const float sent = upper ? sums[i] : sums[i + kCount / 2];
+      kept[i] = (upper ? sums[i + kCount / 2] : sums[i]) + __shfl_xor_sync(~0u, sent, kHalf);
+    }
+    return add_lanes<kHalf / 2>(kept);
+  }
 }
 
 // kBlock: as for Encoder.
@@ -82,34 +118,41 @@ template <int kBlock>
 struct Search {
   using Values = void;
   using Real = float;
-  static constexpr bool kNanBits = false;
+  static constexpr bool kNanBits = false, kColumns = true;
   Layout layout;
+  std::uint32_t infinity = kInfinity;
 
   __device__ void prepare() const {
     constexpr auto kCuts = std::to_array(kNormal4Cuts);
-    auto& tables = search_memory().tables;
-    for (int i = static_cast<int>(threadIdx.x); i < SearchTables::kEntries; i += kThreads) {
-      int code = 0;
+    auto& tables = search_tables();
+    const int warp = static_cast<int>(threadIdx.x) / kLanes;
+    for (int first = warp * kLanes; first < SearchTables::kEntries; first += kThreads) {
+      const int entry = first + lane_id();
+      std::uint32_t code = 0;
 #pragma unroll
-      for (const std::uint8_t cut : kCuts) code += i - SearchTables::kBelow > cut;
-      tables.codes[i] = static_cast<std::uint8_t>(code);
-      tables.levels[i] = static_cast<std::uint16_t>(__float_as_uint(level_of_code(code)) >> 16);
+      for (const std::uint8_t cut : kCuts) code += entry - SearchTables::kBelow > cut;
+      tables.codes[entry] = static_cast<std::uint8_t>(code);
+      const auto level = static_cast<float>(static_cast<int>(normal4_bytes(code) & 0xFFu) - 128);
+      for (int i = 0; i < kLanes; ++i)
+        tables.levels[first + i][lane_id()] = __shfl_sync(~0u, level, i);
     }
     __syncthreads();
   }
 
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
-    exchange<kVector>(values);
-    const int rows = (kBlock ? kBlock : 1 << layout.log2_block) / kLanes;  // of a block
-    const auto [scale, found_nan] = best_scale(rows, values);
-    write_codes(tile, rows, values, scale, out);
-    const int first = lane_id() * rows * kLanes;  // value of block lane_id()
+    if constexpr (kVector > 1) exchange<kVector>(tile.staging, values);
+    const auto [scale, found_nan] = best_scale(tile, values);
+    write_codes(tile, values, scale, out);
+    const int first = lane_id() * rows() * kLanes;  // value of block lane_id()
     if (first < tile.n) out.half_word(tile, layout.scale_offset(tile.first + first), scale.bits);
     return found_nan;
   }
 
  private:
+  // Rows of 32 values in a block.
+  __device__ int rows() const { return (kBlock ? kBlock : 1 << layout.log2_block) / kLanes; }
+
   static constexpr float kShift = 0x1.8p23f;
 
   struct Found {
@@ -117,20 +160,28 @@ struct Search {
     bool any_nan;
   };
 
-  // Where the tables have the code of x.
-  __device__ static std::uint32_t entry(float x, float inverse) {
-    return __float_as_uint(x * inverse + kShift) - __float_as_uint(kShift) + 128 +
-           SearchTables::kBelow;
-  }
+  // What lanes need to know of another's block, for both scales.
+  struct alignas(16) Trial {
+    float inverses[2], scales[2];
+  };
 
-  __device__ Found best_scale(int rows, float (&values)[kPerLane]) const {
-    const Extremes found = extremes(rows, values);
+  // The bits of x / scale, rounded to an integer and shifted.
+  __device__ static std::uint32_t rounded(float x, float inverse) {
+    return __float_as_uint(x * inverse + kShift);
+  }
+  static constexpr std::uint32_t kLevelBytes = sizeof(float);
+  static constexpr std::uint32_t kFirstEntry =
+      std::bit_cast<std::uint32_t>(kShift) - 128 - SearchTables::kBelow;
+
+  template <class Tile>
+  __device__ Found best_scale(const Tile& tile, float (&values)[kPerLane]) const {
+    const Extremes found = extremes(values);
     const auto magnitude = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, 1.0f);
     const auto less = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, kClip);
     // Lifting both scales with the values, and lowering the weight, changes no bit of the errors.
     const bool is_tiny = found.extreme() != 0 && less < kTinyScale;
-    Scale scale = make_scale(found, magnitude, is_tiny);
-    const Scale smaller = make_scale(found, less, is_tiny);
+    Scale scale = make_scale(found, magnitude, is_tiny, infinity);
+    const Scale smaller = make_scale(found, less, is_tiny, infinity);
     const float lift = is_tiny ? kLift : 1.0f;
     // Relative to the extreme, or an error's square would under- or overflow.
     const float extreme = __uint_as_float(found.extreme());
@@ -140,53 +191,78 @@ struct Search {
     if (__any_sync(~0u, is_tiny | scale.is_nan)) {
 #pragma unroll
       for (int m = 0; m < kPerLane; ++m) {
-        values[m] *= __shfl_sync(~0u, lift, m / rows);
-        if (__shfl_sync(~0u, scale.is_nan, m / rows)) values[m] = 0.0f;
+        values[m] *= __shfl_sync(~0u, lift, m / rows());
+        if (__shfl_sync(~0u, scale.is_nan, m / rows())) values[m] = 0.0f;
       }
     }
-    const auto& levels = search_memory().tables.levels;
-    bool take_smaller = false;
-    float sums[2], inverses[2], scales[2], weight_of_block;
+    auto* const trials = reinterpret_cast<Trial*>(tile.staging);
+    __syncwarp();
+    trials[lane_id()] = {
+        {scale.inverse, smaller.inverse},
+        {__uint_as_float(scale.bits << 16) * lift, __uint_as_float(smaller.bits << 16) * lift}};
+    __syncwarp();
+    const bool take_smaller = smaller_is_better(trials, weight, values);
+    __syncwarp();
+    return {take_smaller ? smaller : scale, any_nan};
+  }
+
+  // Whether block lane_id() has the smaller error with the smaller scale.
+  __device__ bool smaller_is_better(const Trial* trials, float weight,
+                                    const float (&values)[kPerLane]) const {
+    // By the address of a lane's levels, in which the upper bits of rounded() cancel out.
+    const auto* const levels = search_tables().levels;
+    // Through a shuffle, or the compiler adds up its terms anew for each value.
+    const std::uint32_t origin =
+        __shfl_sync(~0u,
+                    static_cast<std::uint32_t>(__cvta_generic_to_shared(levels)) +
+                        lane_id() * kLevelBytes - kFirstEntry * (kLanes * kLevelBytes),
+                    lane_id());
+    constexpr int kErrors = kBlock ? 2 * kTileValues / kBlock : 2;
+    float errors[kErrors], weight_of_block = 0.0f;
+    Trial trial;
+    bool found = false;
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
-      const int block = m / rows;
-      if (m % rows == 0) {
+      const int block = m / rows(), at = kBlock ? 2 * block : 0;
+      if (m % rows() == 0) {
+        trial = trials[block];
         weight_of_block = __shfl_sync(~0u, weight, block);
-        const Scale* const of_lane[] = {&scale, &smaller};
-#pragma unroll
-        for (int t = 0; t < 2; ++t) {
-          sums[t] = 0.0f;
-          inverses[t] = __shfl_sync(~0u, of_lane[t]->inverse, block);
-          scales[t] = __shfl_sync(~0u, __uint_as_float(of_lane[t]->bits << 16) * lift, block);
-        }
       }
 #pragma unroll
       for (int t = 0; t < 2; ++t) {
-        const std::uint32_t at = entry(values[m], inverses[t]);
-        const float level = __uint_as_float(std::uint32_t{levels[at]} << 16);
+        const float level = read_shared<true>(origin + rounded(values[m], trial.inverses[t]) *
+                                                           (kLanes * kLevelBytes));
         // level * scale is exact: fused or not, the difference is rounded once.
-        const float error = __fmaf_rn(-level, scales[t], values[m]) * weight_of_block;
-        sums[t] += error * error;
+        const float error = __fmaf_rn(-level, trial.scales[t], values[m]) * weight_of_block;
+        errors[at + t] = m % rows() == 0 ? error * error : errors[at + t] + error * error;
       }
-      if ((m + 1) % rows == 0 && second_is_less(sums[0], sums[1]) && lane_id() == block)
-        take_smaller = true;
+      if (kBlock || (m + 1) % rows()) continue;
+      const bool less = second_is_less<kErrors>(add_lanes<kLanes / 2>(errors), 0);
+      if (lane_id() == block) found = less;
     }
-    if (take_smaller) scale = smaller;
-    return {scale, any_nan};
+    return kBlock ? second_is_less<kErrors>(add_lanes<kLanes / 2>(errors), lane_id()) : found;
+  }
+
+  // Of pair number `pair` in what add_lanes() made of kErrors.
+  template <int kErrors>
+  __device__ static bool second_is_less(float errors, int pair) {
+    constexpr int kLanesOfEach = kLanes / kErrors;
+    const float first = __shfl_sync(~0u, errors, 2 * pair * kLanesOfEach);
+    return __shfl_sync(~0u, errors, (2 * pair + 1) * kLanesOfEach) < first;
   }
 
   // Of block lane_id().
-  __device__ static Extremes extremes(int rows, const float (&values)[kPerLane]) {
+  __device__ Extremes extremes(const float (&values)[kPerLane]) const {
     Extremes mine{0, kSign};
     std::uint32_t positive = 0, negative = kSign;
 #pragma unroll
     for (int m = 0; m < kPerLane; ++m) {
       positive = Signed::largest(positive, __float_as_uint(values[m]));
       negative = Unsigned::largest(negative, __float_as_uint(values[m]));
-      if ((m + 1) % rows) continue;
+      if ((m + 1) % rows()) continue;
       positive = Signed::largest_of_warp(positive);
       negative = Unsigned::largest_of_warp(negative);
-      if (lane_id() == m / rows) mine = {positive, negative};
+      if (lane_id() == m / rows()) mine = {positive, negative};
       positive = 0;
       negative = kSign;
     }
@@ -196,9 +272,9 @@ struct Search {
   // Word w of a lane has the codes of values 8 w to 8 w + 7, which are spread over the tile; eight
   // lanes exchange them for neighbours.
   template <class Tile>
-  __device__ void write_codes(const Tile& tile, int rows, const float (&values)[kPerLane],
-                              const Scale& scale, BodyWriter& out) const {
-    const auto& codes = search_memory().tables.codes;
+  __device__ void write_codes(const Tile& tile, const float (&values)[kPerLane], const Scale& scale,
+                              BodyWriter& out) const {
+    const auto& codes = search_tables().codes;
     float inverse = 0.0f;
     Chunk<4> words[kPerLane / 8];
 #pragma unroll
@@ -207,9 +283,10 @@ struct Search {
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         const int m = 8 * w + i;
-        if (m % rows == 0) inverse = __shfl_sync(~0u, scale.inverse, m / rows);
-        const std::uint32_t code = codes[entry(values[m], inverse)];
-        if (Tile::kDirect || m * kLanes + lane_id() < tile.n) word |= code << 4 * i;
+        if (m % rows() == 0) inverse = __shfl_sync(~0u, scale.inverse, m / rows());
+        std::uint32_t code = codes[rounded(values[m], inverse) - kFirstEntry];
+        if (!Tile::kDirect && m * kLanes + lane_id() >= tile.n) code = 0;
+        word = __funnelshift_r(word, code, 4);
       }
       words[w] = {transpose_codes(word)};
     }

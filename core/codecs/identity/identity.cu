@@ -66,6 +66,7 @@ __device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
 __global__ void __launch_bounds__(kThreads)
     copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
                    __grid_constant__ const Seal seal, Workspace* workspace) {
+  begin();
   Totals totals{};
   BodyWriter out(seal.payload, totals.written);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
@@ -87,11 +88,13 @@ __global__ void __launch_bounds__(kThreads)
 __global__ void __launch_bounds__(kThreads)
     copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
                     __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+  begin();
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0], totals.read);
+  const BodyReader in(sources.payloads[0]);
   for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
     in.rows(tile, offset, bytes, rows);
+    totals.read += checksum_of(offset, lane_id(), rows);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;

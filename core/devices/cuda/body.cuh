@@ -1,10 +1,12 @@
-// The body of a payload, read or written with its checksum taken on the way. docs/FORMAT.md.
+// The body of a payload, read or written, and its checksum. docs/FORMAT.md.
 #pragma once
 
 #include "api/payload.h"
 #include "devices/cuda/tile.cuh"
 
 namespace cccl::cuda {
+
+inline constexpr int kLineBytes = 128;  // of the second-level cache
 
 // The weight of the word at `offset`. Two lanes or rows that are n bytes apart differ by n / 2.
 __device__ inline std::uint32_t weight_at(std::uint64_t offset) {
@@ -32,44 +34,41 @@ __device__ inline std::uint64_t checksum_of(std::uint64_t offset, std::uint32_t 
   return std::uint64_t{half_word << 8 * (offset % 4)} * weight_at(offset);
 }
 
+// The body of a payload that is read. Loads only: what they bring is added to a checksum when it is
+// used, so that no load waits for another.
 class BodyReader {
  public:
-  __device__ BodyReader(const std::byte* payload, std::uint64_t& sum)
-      : body_(payload + sizeof(PayloadHeader)), sum_(sum) {}
+  __device__ explicit BodyReader(const std::byte* payload)
+      : body_(payload + sizeof(PayloadHeader)) {}
 
   // Rows from `offset` on, in a part of the body that ends at `size`.
   template <int kBytes, int kRows, class Tile>
   __device__ void rows(const Tile& tile, std::uint64_t offset, std::uint64_t size,
-                       Chunk<kBytes> (&rows)[kRows]) {
-    constexpr int kTileBytes = kRows * kLanes * kBytes;
-    if (Tile::kDirect && tile.ahead < tile.count)
-      prefetch<kTileBytes>(body_ + offset + (tile.ahead - tile.first) / kTileValues * kTileBytes);
+                       Chunk<kBytes> (&rows)[kRows]) const {
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * (kLanes * kBytes);
       rows[k] = read_row<kBytes>(tile, body_ + at, static_cast<std::int64_t>(size - at));
     }
-    sum_ += checksum_of(offset, lane_id(), rows);
   }
-
-  __device__ void prefetch_line(std::uint64_t offset) const { prefetch<1>(body_ + offset); }
 
   // 16 bits at an even offset.
   template <class Tile>
-  __device__ std::uint32_t half_word(const Tile&, std::uint64_t offset) {
+  __device__ std::uint32_t half_word(const Tile&, std::uint64_t offset) const {
     const std::byte* const at = body_ + offset;
-    std::uint32_t bits;
     if constexpr (Tile::kDirect)
-      bits = *reinterpret_cast<const std::uint16_t*>(at);
+      return *reinterpret_cast<const std::uint16_t*>(at);
     else
-      bits = static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
-    sum_ += checksum_of(offset, bits);
-    return bits;
+      return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+  }
+
+  // Asks for the line of the cache at `offset` ahead of its time.
+  __device__ void prefetch(std::uint64_t offset) const {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(body_ + offset));
   }
 
  private:
   const std::byte* body_;
-  std::uint64_t& sum_;
 };
 
 class BodyWriter {

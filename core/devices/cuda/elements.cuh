@@ -51,10 +51,24 @@ struct ElementDecoder {
   };
 
   template <int kVector, class Tile>
-  __device__ Fetched<kVector> fetch(const Tile& tile, BodyReader& in) const {
+  __device__ Fetched<kVector> fetch(const Tile& tile, const BodyReader& in) const {
     Fetched<kVector> fetched;
     in.rows(tile, tile.first * sizeof(Element), tile.count * sizeof(Element), fetched.rows);
     return fetched;
+  }
+
+  template <class Tile>
+  __device__ void prefetch(const Tile& tile, const BodyReader& in) const {
+    constexpr int kLines = kTileValues * sizeof(Element) / kLineBytes;
+#pragma unroll
+    for (int line = 0; line < kLines; line += kLanes)
+      if (line + lane_id() < kLines)
+        in.prefetch(tile.ahead * sizeof(Element) + (line + lane_id()) * kLineBytes);
+  }
+
+  template <int kVector, class Tile>
+  __device__ std::uint64_t checksum(const Tile& tile, const Fetched<kVector>& fetched) const {
+    return checksum_of(tile.first * sizeof(Element), lane_id(), fetched.rows);
   }
 
   template <int kVector, bool kAdd, class Real>
@@ -64,8 +78,10 @@ struct ElementDecoder {
       Real terms[kVector];
       load<Element, true, Real, kVector>(fetched.rows[k], terms);
 #pragma unroll
-      for (int v = 0; v < kVector; ++v)
-        values[k * kVector + v] = kAdd ? values[k * kVector + v] + terms[v] : terms[v];
+      for (int v = 0; v < kVector; ++v) {
+        Real& value = values[k * kVector + v];
+        value = kAdd ? value + terms[v] : terms[v];
+      }
     }
   }
 };

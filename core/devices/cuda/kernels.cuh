@@ -5,19 +5,24 @@
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
+//   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
+//   // multiplied with first, a power of two.
+//   std::uint32_t infinity;
+//   float factor;
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
 //   template <int kVector>
 //   bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;
 // };
 // struct Decoder {
 //   using Values;
-//   static constexpr float kZero;     to which adding a first term gives what decoding it gives
+//   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
-//   template <int kVector> struct Fetched;
-//   template <int kVector> Fetched<kVector> fetch(const Tile&, BodyReader&) const;
-//   // values = or += what was fetched
-//   template <int kVector, bool kAdd>
-//   void apply(const Fetched<kVector>&, Real (&values)[kPerLane]) const;
+//   template <int kVector> struct Fetched;                                  of a tile, in a lane
+//   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
+//   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
+//   std::uint64_t checksum(const Tile&, const Fetched<kVector>&) const;     what it adds
+//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane])
+//   const;
 // };
 #pragma once
 
@@ -37,48 +42,91 @@ struct Mean {
   double divisor;
   float divisor_f, reciprocal_f;
   bool exact;           // the reciprocal is
+  bool moderate;        // the divisor and its reciprocal lie within 2^-40 and 2^40
   bool half_overflows;  // a sum beyond what float16 holds is an Inf
 };
 
-// Bodies are asked for this many tiles ahead, since beside a stream of writes a read takes long.
-// More would only push each other out (measured: 3 tiles cost 10 %).
-inline constexpr int kTilesAhead = 1;
+// A kernel may be launched before the one in front of it has ended: it waits here for that, and
+// lets the next come so.
+__device__ inline void begin() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;");
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 
-// step(tile) for each tile that this warp has.
-template <class Step>
-__device__ inline void for_tiles(const Span& span, Step step) {
-  __shared__ alignas(kChunkBytes) std::byte staging[kWarps][kStagingBytes];
+// step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A
+// step calls next() once it is done with `fetched`: where kPipelined, the loads for the next tile
+// then run beside the rest of it.
+template <bool kPipelined, class Fetch, class Step>
+__device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
+  __shared__ alignas(kStagingBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
   const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
   std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
-  for (; first < direct; first += stride)
-    step(WarpTile<true>{first, span.count, span.position + first, first + kTilesAhead * stride,
-                        kTileValues, nullptr});
+  const auto whole = [&](std::uint64_t at) {
+    return WarpTile<true>{at,          span.count,  span.position + at,
+                          at + stride, kTileValues, staging[warp]};
+  };
+  if (first < direct) {
+    auto fetched = fetch(whole(first));
+    for (;;) {
+      const std::uint64_t following = first + stride;
+      step(whole(first), fetched, [&] {
+        if (kPipelined && following < direct) fetched = fetch(whole(following));
+      });
+      first = following;
+      if (first >= direct) break;
+      if (!kPipelined) fetched = fetch(whole(first));
+    }
+  }
   for (; first < span.count; first += stride) {
     const std::uint64_t left = span.count - first;
     const int n = static_cast<int>(left < kTileValues ? left : kTileValues);
-    step(WarpTile<false>{first, span.count, span.position + first, span.count, n, staging[warp]});
+    const WarpTile<false> tile{first,      span.count, span.position + first,
+                               span.count, n,          staging[warp]};
+    auto fetched = fetch(tile);
+    step(tile, fetched, [] {});
   }
 }
 
+// The same for steps that fetch nothing.
+template <class Step>
+__device__ inline void for_tiles(const Span& span, Step step) {
+  for_tiles<false>(
+      span, [](const auto&) { return 0; }, [&](const auto& tile, int, auto) { step(tile); });
+}
+
 // Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
-// registers of all.
+// registers of all; lanes that hold several payloads beside sums, those of two: spilled registers
+// cost more than fewer warps (measured: up to 60 %).
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
+template <class T>
+inline constexpr int kResidentSums = sizeof(T) == sizeof(double) ? 1 : 2;
+
+// What a row has in each lane where values are read. Encoders that have lanes hold every 32nd value
+// get them so, in small accesses: that costs less than an exchange.
+template <class Encoder, class T, bool kDirect>
+inline constexpr int kVectorRead = !requires { Encoder::kColumns; } ? kChunkBytes / sizeof(T)
+                                   : kDirect                        ? 1
+                                   : sizeof(T) > 4                  ? 4
+                                                                    : kChunkBytes / sizeof(T);
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
     encode_kernel(const std::byte* values, Span span, Encoder encoder,
                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                   Workspace* workspace) {
-  constexpr int kVector = kChunkBytes / sizeof(T);
   encoder.prepare();
+  begin();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(seal.payload, totals.written);
   for_tiles(span, [&](const auto& tile) {
+    constexpr int kVector = kVectorRead<Encoder, T, std::decay_t<decltype(tile)>::kDirect>;
     typename Encoder::Real tile_values[kPerLane];
-    read_values<T, Encoder::kNanBits>(tile, values, tile_values);
+    read_values<T, Encoder::kNanBits, kVector>(tile, values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
   });
   finish(workspace, totals, nullptr, &seal);
@@ -89,24 +137,65 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
     decode_kernel(std::byte* values, Span span, Decoder decoder,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  begin();
   Totals totals = inspect(sources, report);
-  BodyReader in(sources.payloads[0], totals.read);
-  for_tiles(span, [&](const auto& tile) {
-    SumOf<T> tile_values[kPerLane];
-    const auto fetched = decoder.template fetch<kVector>(tile, in);
-    decoder.template apply<kVector, false>(fetched, tile_values);
-    write_values<T, true>(tile, values, tile_values);
-  });
+  const BodyReader in(sources.payloads[0]);
+  for_tiles<false>(
+      span,
+      [&](const auto& tile) {
+        // Beside a stream of writes a read takes long. Asking for more than the next tile would
+        // push that out again (measured: 3 tiles cost 10 %); where little is written it costs too.
+        if (std::decay_t<decltype(tile)>::kDirect && tile.ahead < tile.count)
+          decoder.prefetch(tile, in);
+        return decoder.template fetch<kVector>(tile, in);
+      },
+      [&](const auto& tile, const auto& fetched, auto) {
+        SumOf<T> tile_values[kPerLane];
+        totals.read += decoder.checksum(tile, fetched);
+        decoder.template apply<kVector, false>(fetched, tile_values);
+        write_values<T, true>(tile, values, tile_values);
+      });
   finish(workspace, totals, report, nullptr);
+}
+
+// x / divisor, rounded to nearest: two steps from the product with the rounded reciprocal, the last
+// of which rounds right (Markstein) as long as no intermediate result is denormal or infinite.
+__device__ inline float quotient(const Mean& mean, float x) {
+  float q = x * mean.reciprocal_f;
+#pragma unroll
+  for (int step = 0; step < 2; ++step)
+    q = __fmaf_rn(__fmaf_rn(-mean.divisor_f, q, x), mean.reciprocal_f, q);
+  return q;
+}
+
+// Whether quotient() may be wrong: of -0 too, but not of 0.
+__device__ inline bool is_delicate(float x) {
+  constexpr std::uint32_t kLeast = 0x19800000u, kMost = 0x66000000u;  // 2^-76, 2^77
+  const std::uint32_t bits = __float_as_uint(x);
+  return bits != 0 && (bits & 0x7FFFFFFFu) - kLeast >= kMost - kLeast;
 }
 
 __device__ inline void divide(const Mean& mean, float (&sums)[kPerLane]) {
   if (mean.exact) {
 #pragma unroll
     for (int i = 0; i < kPerLane; ++i) sums[i] *= mean.reciprocal_f;
-  } else {
+    return;
+  }
+  bool delicate = !mean.moderate;
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i) sums[i] = __fdiv_rn(sums[i], mean.divisor_f);
+  for (int i = 0; i < kPerLane; ++i) delicate |= is_delicate(sums[i]);
+  if (!delicate) {
+#pragma unroll
+    for (int i = 0; i < kPerLane; ++i) sums[i] = quotient(mean, sums[i]);
+    return;
+  }
+  // Rare: one piece of code, through which the values are passed on.
+#pragma unroll 1
+  for (int turn = 0; turn < kPerLane; ++turn) {
+    const float divided = __fdiv_rn(sums[0], mean.divisor_f);
+#pragma unroll
+    for (int i = 1; i < kPerLane; ++i) sums[i - 1] = sums[i];
+    sums[kPerLane - 1] = divided;
   }
 }
 
@@ -115,17 +204,20 @@ __device__ inline void divide(const Mean& mean, double (&sums)[kPerLane]) {
   for (int i = 0; i < kPerLane; ++i) sums[i] = __ddiv_rn(sums[i], mean.divisor);
 }
 
-// Divides; then what float16 cannot hold becomes an Inf, and, where their bits matter, all NaNs
-// one.
-template <bool kNanBits, class Real>
-__device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
-  divide(mean, sums);
-  if (mean.half_overflows) {
+// The bits of the least float that is an Inf in float16.
+inline constexpr std::uint32_t kHalfInfinity = 0x477FF000u;  // 65520
+
+// What float16 cannot hold becomes an Inf.
+template <class Real>
+__device__ inline void overflow_half(Real (&sums)[kPerLane]) {
 #pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (fabs(sums[i]) >= Real{65520}) sums[i] = copysign(Real{INFINITY}, sums[i]);
-  }
-  if constexpr (!kNanBits) return;
+  for (int i = 0; i < kPerLane; ++i)
+    if (fabs(sums[i]) >= Real{65520}) sums[i] = copysign(Real{INFINITY}, sums[i]);
+}
+
+// All NaNs become one.
+template <class Real>
+__device__ inline void unite_nans(Real (&sums)[kPerLane]) {
   bool special = false;
 #pragma unroll
   for (int i = 0; i < kPerLane; ++i) special |= isnan(sums[i]);
@@ -135,64 +227,112 @@ __device__ inline void finish_mean(const Mean& mean, Real (&sums)[kPerLane]) {
     if (isnan(sums[i])) sums[i] = nan_of<Real>();
 }
 
-// The mean of the sources' values in a tile. Several are fetched before the first is added.
-template <int kVector, bool kNanBits, class Tile, class Decoder, class Real>
-__device__ inline void mean_of_tile(const Tile& tile, const Sources& sources,
-                                    const Decoder& decoder, const Mean& mean,
-                                    std::uint64_t& checksum, Real (&sums)[kPerLane]) {
-  using Fetched = typename Decoder::template Fetched<kVector>;
-  constexpr int kTogether = sizeof(Fetched) > 64 ? 1 : sizeof(Fetched) > 24 ? 2 : 4;
-  Fetched fetched[kTogether];
+// A tile of kCount sources: all of them are asked for before the first is used.
+template <class Decoder, int kVector, int kCount>
+struct Terms {
+  typename Decoder::template Fetched<kVector> fetched[kCount];
+
+  // Of sources `first` and on.
+  template <class Tile>
+  __device__ void fetch(const Tile& tile, const Sources& sources, int first,
+                        const Decoder& decoder) {
 #pragma unroll
-  for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
-  for (int first = 0; first < sources.count; first += kTogether) {
+    for (int j = 0; j < kCount; ++j)
+      fetched[j] = decoder.template fetch<kVector>(tile, BodyReader(sources.payloads[first + j]));
+  }
+
+  template <class Tile, class Real>
+  __device__ void add(const Tile& tile, const Decoder& decoder, std::uint64_t& checksum,
+                      Real (&sums)[kPerLane]) const {
 #pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (first + j >= sources.count) break;
-      BodyReader in(sources.payloads[first + j], checksum);
-      fetched[j] = decoder.template fetch<kVector>(tile, in);
-    }
-#pragma unroll
-    for (int j = 0; j < kTogether; ++j) {
-      if (first + j >= sources.count) break;
+    for (int j = 0; j < kCount; ++j) {
+      checksum += decoder.checksum(tile, fetched[j]);
       decoder.template apply<kVector, true>(fetched[j], sums);
     }
   }
-  finish_mean<kNanBits>(mean, sums);
+};
+
+// step(tile, sums of the sources' values) for each tile of this warp.
+template <int kVector, class Real, class Decoder, class Step>
+__device__ inline void for_sums(const Span& span, const Sources& sources, const Decoder& decoder,
+                                std::uint64_t& checksum, Step step) {
+  using One = Terms<Decoder, kVector, 1>;
+  // As many as registers have room for.
+  constexpr int kMost = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
+  using Group = Terms<Decoder, kVector, kMost>;
+  const bool grouped = sources.count >= kMost;
+  for_tiles<true>(
+      span,
+      [&](const auto& tile) {
+        Group group;
+        if (std::decay_t<decltype(tile)>::kDirect && grouped)
+          group.fetch(tile, sources, 0, decoder);
+        return group;
+      },
+      [&](const auto& tile, Group& group, auto next) {
+        Real sums[kPerLane];
+#pragma unroll
+        for (int i = 0; i < kPerLane; ++i) sums[i] = Decoder::kZero;
+        int first = 0;
+        if (std::decay_t<decltype(tile)>::kDirect && grouped) {
+#pragma unroll 1
+          for (;;) {
+            group.add(tile, decoder, checksum, sums);
+            first += kMost;
+            if (first + kMost > sources.count) break;
+            group.fetch(tile, sources, first, decoder);
+          }
+        }
+#pragma unroll 1
+        for (; first < sources.count; ++first) {
+          One one;
+          one.fetch(tile, sources, first, decoder);
+          one.add(tile, decoder, checksum, sums);
+        }
+        next();
+        step(tile, sums);
+      });
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentSums<T>)
     reduce_kernel(std::byte* values, Span span, Decoder decoder, Mean mean,
                   __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  begin();
   Totals totals = inspect(sources, report);
-  for_tiles(span, [&](const auto& tile) {
-    SumOf<T> sums[kPerLane];
-    mean_of_tile<kVector, true>(tile, sources, decoder, mean, totals.read, sums);
-    write_values<T, false>(tile, values, sums);
-  });
+  for_sums<kVector, SumOf<T>>(span, sources, decoder, totals.read,
+                              [&](const auto& tile, auto& sums) {
+                                divide(mean, sums);
+                                if (mean.half_overflows) overflow_half(sums);
+                                unite_nans(sums);
+                                write_values<T, false>(tile, values, sums);
+                              });
   finish(workspace, totals, report, nullptr);
 }
 
-// A lane that holds a tile's 16- or 32-bit values beside their sums needs more registers than one
-// that holds codes.
-template <class Decoder>
-inline constexpr int kResidentReencoding =
-    sizeof(typename Decoder::template Fetched<Decoder::kVector>) < kPerLane * 2 ? 3 : 2;
-
 template <class Decoder, class Encoder>
-__global__ void __launch_bounds__(kThreads, kResidentReencoding<Decoder>)
+__global__ void __launch_bounds__(kThreads, kResidentSums<float>)
     reduce_encode_kernel(Span span, Decoder decoder, Encoder encoder, Mean mean,
                          __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
                          Workspace* workspace, Report* report) {
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
+  begin();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
-  for_tiles(span, [&](const auto& tile) {
-    float sums[kPerLane];
-    mean_of_tile<kVector, Encoder::kNanBits>(tile, sources, decoder, mean, totals.read, sums);
+  // What the encoder can do with a block's scale needs no instruction for each value.
+  constexpr bool kMultiplies = requires { encoder.factor; };
+  constexpr bool kSeesInfinities = requires { encoder.infinity; };
+  const bool divided = kMultiplies && mean.exact && mean.moderate;
+  if constexpr (kMultiplies)
+    if (divided) encoder.factor = mean.reciprocal_f;
+  if constexpr (kSeesInfinities)
+    if (mean.half_overflows) encoder.infinity = kHalfInfinity;
+  for_sums<kVector, float>(span, sources, decoder, totals.read, [&](const auto& tile, auto& sums) {
+    if (!divided) divide(mean, sums);
+    if (!kSeesInfinities && mean.half_overflows) overflow_half(sums);
+    if (Encoder::kNanBits) unite_nans(sums);
     if (!std::decay_t<decltype(tile)>::kDirect) {  // a chunk may go on behind the last value
 #pragma unroll
       for (int i = 0; i < kPerLane; ++i)

@@ -18,7 +18,8 @@ __device__ inline int lane_id() { return static_cast<int>(threadIdx.x % kLanes);
 
 // Values [first, first + n) of a payload of `count`. Value v of row k in lane l is number
 // (k * kLanes + l) * kVector + v of the tile. A direct tile is full and all its memory is aligned;
-// the rows of others go through `staging`, kStagingBytes of shared memory.
+// the rows of others go through `staging`, kStagingBytes of shared memory, which encoders may use
+// too.
 template <bool kDirectRows>
 struct WarpTile {
   static constexpr bool kDirect = kDirectRows;
@@ -85,15 +86,6 @@ static __device__ __noinline__ void copy_bytes(std::byte* to, const std::byte* f
   for (int i = 4 * in_words + lane_id(); i < bytes; i += kLanes) to[i] = from[i];
 }
 
-// Asks for a tile's part of `kBytes` bytes ahead of its time, a line of the cache for each lane.
-template <int kBytes>
-__device__ inline void prefetch(const std::byte* part) {
-#pragma unroll
-  for (int at = 0; at < kBytes; at += kLanes * 128)
-    if (at + lane_id() * 128 < kBytes)
-      asm volatile("prefetch.global.L2 [%0];" ::"l"(part + at + lane_id() * 128));
-}
-
 __device__ inline int clamp_bytes(std::int64_t bytes, int most) {
   return static_cast<int>(bytes < 0 ? 0 : bytes < most ? bytes : most);
 }
@@ -124,16 +116,15 @@ __device__ inline void write_row(const Tile& tile, std::byte* row, std::int64_t 
 }
 
 // The tile's values from an array of T, zeros behind its end.
-template <class T, bool kNanBits, class Tile, class Real>
+template <class T, bool kNanBits, int kVector, class Tile, class Real>
 __device__ inline void read_values(const Tile& tile, const std::byte* array,
                                    Real (&values)[kPerLane]) {
-  constexpr int kVector = kChunkBytes / sizeof(T), kRow = kLanes * kChunkBytes;
+  constexpr int kBytes = kVector * sizeof(T), kRow = kLanes * kBytes;
   const std::byte* const from = array + tile.first * sizeof(T);
-  Chunk<kChunkBytes> rows[kPerLane / kVector];
+  Chunk<kBytes> rows[kPerLane / kVector];
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
-    rows[k] =
-        read_row<kChunkBytes>(tile, from + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow);
+    rows[k] = read_row<kBytes>(tile, from + k * kRow, std::int64_t{tile.n} * sizeof(T) - k * kRow);
 #pragma unroll
   for (int k = 0; k < kPerLane / kVector; ++k)
     load<T, kNanBits, Real, kVector>(rows[k], values + k * kVector);

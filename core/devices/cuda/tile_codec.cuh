@@ -24,16 +24,26 @@
 
 namespace cccl::cuda {
 
-// As many blocks as the device runs at once, if there is work for them.
+// As many blocks as the device runs at once, if there is work for them. Where the hardware can,
+// they come while the kernel in front of them ends (see begin()).
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
             const Arguments&... arguments) {
+  const int device = queue.device().index;
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
-  const auto most =
-      resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, queue.device().index);
-  const auto grid = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
-  kernel<<<grid, kThreads, 0, queue.stream()>>>(arguments...);
-  check(cudaGetLastError(), "a kernel launch");
+  const auto most = resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, device);
+  int major = 0;
+  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
+  cudaLaunchAttribute early{};
+  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  early.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
+  config.blockDim = kThreads;
+  config.stream = queue.stream();
+  config.attrs = &early;
+  config.numAttrs = major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "a kernel launch");
 }
 
 // Memory of one call, in the order of its queue.
@@ -66,7 +76,8 @@ inline Mean mean_of(double divisor, DType dtype) {
   const auto single = static_cast<float>(divisor);
   const float reciprocal = 1.0f / single;
   const bool exact = std::abs(std::frexp(single, &exponent)) == 0.5f && std::isnormal(reciprocal);
-  return {divisor, single, reciprocal, exact, dtype == DType::kFloat16};
+  const bool moderate = std::abs(std::ilogb(single)) < 40;
+  return {divisor, single, reciprocal, exact, moderate, dtype == DType::kFloat16};
 }
 
 // What one CUDA codec asks of another.
