@@ -1,0 +1,94 @@
+"""Which libnccl this process would use, and its version."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.util
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+SONAME = "libnccl.so.2"
+
+
+@dataclass(frozen=True)
+class Library:
+    """A libnccl, where it was found, and its version or what is wrong with it."""
+
+    found_by: str
+    path: str
+    version: str | None = None
+    problem: str | None = None
+
+
+def library() -> Library | None:
+    """The first of: the copy already in the process, CCCL_NCCL_PATH, NCCL_HOME, the wheel
+    nvidia-nccl-cu12 or -cu13, the system's. Loads it; `None` where there is none.
+
+    A variable that names no library is a problem, not a reason to look further.
+    """
+    for found_by, path in _candidates():
+        try:
+            return Library(found_by, path, version_of(path))
+        except OSError as error:
+            if found_by != "system":
+                return Library(found_by, path, problem=str(error))
+    return None
+
+
+def version_of(path: str) -> str:
+    """Loads a libnccl and asks it, e.g. "2.27.5". Raises `OSError`."""
+    library = ctypes.CDLL(path)
+    number = ctypes.c_int()
+    try:
+        status = library.ncclGetVersion(ctypes.byref(number))
+    except AttributeError as error:
+        raise OSError(f"{path}: not NCCL: it has no ncclGetVersion") from error
+    if status != 0:
+        raise OSError(f"{path}: ncclGetVersion returned {status}")
+    return version_text(number.value)
+
+
+def version_text(number: int) -> str:
+    """NCCL's version number as text; since 2.9 it has two digits more for the major part."""
+    step = 1000 if number < 10000 else 10000
+    return f"{number // step}.{number % step // 100}.{number % 100}"
+
+
+def _candidates() -> Iterator[tuple[str, str]]:
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        path = line.split(maxsplit=5)[-1]
+        if Path(path).name.startswith("libnccl.so"):
+            yield "already in the process", path
+            break
+    named = os.environ.get("CCCL_NCCL_PATH")
+    if named:
+        yield "CCCL_NCCL_PATH", str(_in_folder(Path(named)))
+    home = os.environ.get("NCCL_HOME")
+    if home:
+        yield "NCCL_HOME", str(_in_folder(Path(home), "lib", "lib64"))
+    wheel = _wheel()
+    if wheel:
+        yield "wheel", str(wheel)
+    yield "system", SONAME
+
+
+def _in_folder(path: Path, *folders: str) -> Path:
+    """The library in a folder or in one of the folders below it; a file stands for itself."""
+    if path.is_file():
+        return path
+    places = [path / folder / SONAME for folder in folders] or [path / SONAME]
+    return next((place for place in places if place.is_file()), places[0])
+
+
+def _wheel() -> Path | None:
+    try:
+        spec = importlib.util.find_spec("nvidia.nccl")
+    except ModuleNotFoundError:
+        return None
+    for folder in (spec and spec.submodule_search_locations) or ():
+        library = Path(folder, "lib", SONAME)
+        if library.is_file():
+            return library
+    return None
