@@ -10,7 +10,6 @@ import importlib.metadata
 import json
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +65,7 @@ def as_text(found: dict[str, Any]) -> str:
                 "  ".join(f"{v}" for v in entry.values()) if isinstance(entry, dict) else f"{entry}"
                 for entry in values
             )
-            lines.append(f"  {name.replace('_', ' '):18} {shown or 'none'}")
+            lines.append(f"  {name:18} {shown or 'none'}")
     lines += [f"problem: {problem}" for problem in found["problems"]]
     return "\n".join([*lines, "" if found["problems"] else "all is well"]).rstrip()
 
@@ -183,7 +182,9 @@ def _self_test(problems: list[str]) -> dict[str, str]:
     for name in _core.codec_names():
         test(name, lambda name=name: _test_codec(name, values))
         for device in range(_core.cuda_device_count()):
-            test(f"{name} on cuda:{device}", lambda name=name, d=device: _test_cuda(name, values, d))
+            test(
+                f"{name} on cuda:{device}", lambda name=name, d=device: _test_cuda(name, values, d)
+            )
     test("all_reduce", lambda: _test_all_reduce(values))
     return outcome
 
@@ -191,13 +192,15 @@ def _self_test(problems: list[str]) -> dict[str, str]:
 def _encode(core: Any, values: np.ndarray) -> np.ndarray:
     number = _arrays.DTYPES["float32"].number
     out = np.empty(core.max_encoded_bytes(values.size, number), np.uint8)
-    size = core.encode(values.ctypes.data, values.size, number, out.ctypes.data, out.size, 0, 0, True)
+    size = core.encode(
+        values.ctypes.data, values.size, number, out.ctypes.data, out.size, 0, 0, True
+    )
     return out[:size]
 
 
 def _test_codec(name: str, values: np.ndarray) -> None:
     core, number = _core.make_codec(name, {}), _arrays.DTYPES["float32"].number
-    payload, back = _encode(core, values), np.empty_like(values)
+    payload, back = _encode(core, values), np.full_like(values, np.nan)
     core.decode(payload.ctypes.data, payload.size, back.ctypes.data, back.size, number)
     bound = core.error_bound(values.ctypes.data, values.size, number)
     if not (np.abs(back.astype(np.float64) - values) <= bound).all():
@@ -215,7 +218,9 @@ def _test_cuda(name: str, values: np.ndarray, device: int) -> str | None:
     most = on_device.max_encoded_bytes(values.size, number)
     source, out = _core.DeviceMemory(device, values.nbytes), _core.DeviceMemory(device, most)
     _core.write_device(source.address, values.tobytes(), queue)
-    size = on_device.encode(source.address, values.size, number, out.address, most, 0, 0, True, queue)
+    size = on_device.encode(
+        source.address, values.size, number, out.address, most, 0, 0, True, queue
+    )
     if _core.read_device(out.address, size, queue) != expected:
         raise ValueError("the payload differs from the CPU's")
     return None
