@@ -132,7 +132,7 @@ class Matrix:
             (wheel,) = Path(scratch).glob("*.whl")
             with zipfile.ZipFile(wheel) as archive:
                 archive.extract("nvidia/nccl/lib/libnccl.so.2", scratch)
-            found = doctor(PYTHON, CCCL_NCCL_PATH=f"{scratch}/nvidia/nccl/lib")["nccl"]
+            found = doctor(PYTHON, CCCL_NCCL_PATH=f"{scratch}/nvidia/nccl/lib/libnccl.so.2")["nccl"]
         assert found["found_by"] == "CCCL_NCCL_PATH" and found["version"] == version, found
         return f"loaded, says {found['version']}"
 

@@ -23,10 +23,10 @@ class Library:
 
 
 def library() -> Library | None:
-    """The first of: the copy already in the process, CCCL_NCCL_PATH, NCCL_HOME, the wheel
-    nvidia-nccl-cu12 or -cu13, the system's. Loads it; `None` where there is none.
+    """The copy already in the process; else that of CCCL_NCCL_PATH (a file), NCCL_HOME (a folder),
+    the wheel nvidia-nccl-cu12 or -cu13, or the system's. Loads it; `None` where there is none.
 
-    A variable that names no library is a problem, not a reason to look further.
+    A CCCL_NCCL_PATH that names no library is a problem, not a reason to look further.
     """
     for found_by, path in _candidates():
         try:
@@ -64,22 +64,18 @@ def _candidates() -> Iterator[tuple[str, str]]:
             break
     named = os.environ.get("CCCL_NCCL_PATH")
     if named:
-        yield "CCCL_NCCL_PATH", str(_in_folder(Path(named)))
+        yield "CCCL_NCCL_PATH", named
     home = os.environ.get("NCCL_HOME")
     if home:
-        yield "NCCL_HOME", str(_in_folder(Path(home), "lib", "lib64"))
+        for folder in ("lib", "lib64", "lib/x86_64-linux-gnu", "."):
+            library = Path(home, folder, SONAME)
+            if library.is_file():
+                yield "NCCL_HOME", str(library)
+                break
     wheel = _wheel()
     if wheel:
         yield "wheel", str(wheel)
     yield "system", SONAME
-
-
-def _in_folder(path: Path, *folders: str) -> Path:
-    """The library in a folder or in one of the folders below it; a file stands for itself."""
-    if path.is_file():
-        return path
-    places = [path / folder / SONAME for folder in folders] or [path / SONAME]
-    return next((place for place in places if place.is_file()), places[0])
 
 
 def _wheel() -> Path | None:
