@@ -117,26 +117,25 @@ def host_settings() -> list[str]:
     """Mounts that let pip in the build reach what pip here reaches: nothing of it stays behind."""
     shown = call(sys.executable, "-m", "pip", "config", "list", capture=True)
     settings = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    kept, mounts = [], []
-    for key in ("index-url", "extra-index-url", "find-links", "cert"):
-        value = settings.get(f":env:.{key}") or settings.get(f"global.{key}")
-        if not value:
-            continue
-        value = value.strip("'")
-        for word in value.split():
-            path = Path(word.removeprefix("file://"))
-            if key == "cert":
-                mounts.append((path, "/run/host-certificates.pem"))
-                value = "/run/host-certificates.pem"
-            elif path.is_absolute():
-                mounts.append((path, str(path)))
-        kept.append(f"{key} = {value}")
-    if not kept:
-        return []
+
+    def words(key: str) -> list[str]:
+        found = settings.get(f":env:.{key}") or settings.get(f"global.{key}") or ""
+        return found.strip("'").split()
+
+    lines, mounts = ["[global]"], []
+    for key in ("index-url", "extra-index-url"):
+        lines += [f"{key} = {url}" for url in words(key) if not url.startswith("file:")]
+    for folder in filter(os.path.isdir, words("find-links")):
+        lines.append(f"find-links = {folder}")
+        mounts.append((folder, folder))
+    for bundle in words("cert"):
+        # Not over the image's own certificates, which its packages write.
+        lines.append("cert = /run/host-certificates.pem")
+        mounts.append((bundle, "/run/host-certificates.pem"))
     BUILD.mkdir(exist_ok=True)
     file = BUILD / "pip.conf"
-    file.write_text("\n".join(["[global]", *kept, ""]))
-    mounts.append((file, "/etc/pip.conf"))
+    file.write_text("\n".join([*lines, ""]))
+    mounts.append((str(file), "/etc/pip.conf"))
     return [word for a, b in mounts for word in ("--volume", f"{a}:{b}:ro")]
 
 
