@@ -1,7 +1,7 @@
 """Builds the sdist and, from it, wheels: `wheels.py [cpu] [cuda12] [cuda13] [--twice] [--fetch]`.
 
 Each is tagged by auditwheel, checked for what it must not contain or link, and tried in a bare
-environment. `--twice` builds it again elsewhere and compares the bytes.
+environment. `--twice` builds it again and compares the bytes.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from toolchain import (
 )
 
 DIST = ROOT / "dist"
+# nvcc names symbols after the folder of their source: one for all, so that bytes are the same.
+SCRATCH = Path(tempfile.gettempdir(), "cccl-wheel")
 MOST_BYTES = 20 * 10**6
 # What any Linux has; CUDA's runtime is inside, and libcuda and libnccl are loaded at run time.
 MAY_LINK = re.compile(r"lib(c|m|dl|rt|pthread|gcc_s|stdc\+\+)\.so\.\d|ld-linux-.*")
@@ -46,11 +48,11 @@ def main() -> None:
     sdist = build_sdist()
     for flavour in options.flavours or ["cpu"]:
         wheel = build_wheel(sdist, flavour, options.fetch)
-        if options.twice and digest(build_wheel(sdist, flavour, options.fetch, "again")) != digest(
-            wheel
-        ):
-            raise SystemExit(f"{wheel.name}: a second build has other bytes")
-        shutil.rmtree(DIST / "again", ignore_errors=True)
+        if options.twice:
+            again = build_wheel(sdist, flavour, options.fetch, "again")
+            if digest(again) != digest(wheel):
+                raise SystemExit(f"a second build has other bytes: compare {wheel} and {again}")
+            shutil.rmtree(again.parent)
         check(wheel, flavour)
         works = smoke_test(wheel, flavour)
         size = wheel.stat().st_size / 1e6
@@ -65,7 +67,7 @@ def build_sdist() -> Path:
 
 
 def build_wheel(sdist: Path, flavour: str, fetch: bool = False, folder: str = "") -> Path:
-    """From the sdist alone, in a folder whose name differs each time."""
+    """From the sdist alone, into dist/ or a folder of it."""
     define = ["CCCLIB_CUDA=OFF"]
     environment = {k: v for k, v in os.environ.items() if k not in ("CUDACXX", "CUDA_HOME")}
     environment["SOURCE_DATE_EPOCH"] = commit_time()
@@ -73,19 +75,19 @@ def build_wheel(sdist: Path, flavour: str, fetch: bool = False, folder: str = ""
         define = ["CCCLIB_CUDA=ON", "CCCLIB_CUDA_ALL=ON"]
         environment["CUDA_HOME"] = str(cuda_home(flavour.removeprefix("cuda"), fetch))
     environment["SKBUILD_CMAKE_DEFINE"] = ";".join(define)
-    with tempfile.TemporaryDirectory() as scratch:
-        with tarfile.open(sdist) as archive:
-            archive.extractall(scratch, filter="data")
-        source = Path(scratch, sdist.name.removesuffix(".tar.gz"))
-        stamp(source / "pyproject.toml", flavour)
-        call(PYTHON, "-m", "build", "--wheel", "--outdir", f"{scratch}/built", source,
-             env=environment)  # fmt: skip
-        (built,) = Path(scratch, "built").glob("*.whl")
-        call(PYTHON, "-m", "auditwheel", "repair", "--strip", "-w", f"{scratch}/tagged", built,
-             env=environment)  # fmt: skip
-        (tagged,) = Path(scratch, "tagged").glob("*.whl")
-        (DIST / folder).mkdir(parents=True, exist_ok=True)
-        return Path(shutil.copy(tagged, DIST / folder))
+    shutil.rmtree(SCRATCH, ignore_errors=True)
+    with tarfile.open(sdist) as archive:
+        archive.extractall(SCRATCH, filter="data")
+    source = SCRATCH / sdist.name.removesuffix(".tar.gz")
+    stamp(source / "pyproject.toml", flavour)
+    call(PYTHON, "-m", "build", "--wheel", "--outdir", SCRATCH / "built", source, env=environment)
+    (built,) = (SCRATCH / "built").glob("*.whl")
+    call(PYTHON, "-m", "auditwheel", "repair", "-w", SCRATCH / "tagged", built, env=environment)
+    (tagged,) = (SCRATCH / "tagged").glob("*.whl")
+    (DIST / folder).mkdir(parents=True, exist_ok=True)
+    wheel = Path(shutil.copy(tagged, DIST / folder))
+    shutil.rmtree(SCRATCH)
+    return wheel
 
 
 def stamp(pyproject: Path, flavour: str) -> None:
