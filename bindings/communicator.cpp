@@ -8,10 +8,13 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstring>
 
 #include "bindings.h"
+#include "devices/cuda/device.h"
 #include "transports/external/external.h"
 #include "transports/loopback/loopback.h"
+#include "transports/nccl/nccl.h"
 
 namespace cccl::python {
 namespace {
@@ -78,6 +81,32 @@ std::shared_ptr<Transport> external_transport(int rank, int size, nb::object tra
   return make_external(rank, size, std::move(callbacks));
 }
 
+// `channel` has exchange(bytes, number, seconds) -> bytes of all ranks, tell(reason) and
+// heard(wait) -> reason or "".
+std::shared_ptr<Transport> nccl_transport(int rank, int size, int device, int lanes, int max_ctas,
+                                          double deadline, nb::object channel) {
+  const auto object = shared(std::move(channel));
+  nccl::SideChannel side;
+  side.exchange = [object](Bytes mine, MutableBytes all, std::uint64_t number, Seconds limit) {
+    in_python([&] {
+      const auto found = nb::cast<nb::bytes>(
+          object->attr("exchange")(nb::bytes(mine.data(), mine.size()), number, limit.count()));
+      if (found.size() != all.size())
+        throw TransportError("the side channel returned " + std::to_string(found.size()) +
+                             " bytes instead of " + std::to_string(all.size()));
+      std::memcpy(all.data(), found.data(), all.size());
+    });
+  };
+  side.tell = [object](const std::string& reason) {
+    in_python([&] { object->attr("tell")(reason); });
+  };
+  side.heard = [object](bool wait) {
+    return in_python([&] { return nb::cast<std::string>(object->attr("heard")(wait)); });
+  };
+  const nccl::Options options{rank, size, device, lanes, max_ctas, Seconds(deadline)};
+  return nccl::make_transport(options, std::move(side));
+}
+
 nb::object python_error_or_none(const std::exception_ptr& error) {
   try {
     if (error) std::rethrow_exception(error);
@@ -94,6 +123,17 @@ Collective collective_of(const std::string& name) {
   throw ConfigError("unknown collective '" + name + "'");
 }
 
+// Ranges for NVTX, and for the frontend's profiler where it listens: it is called with the range's
+// name and whether it begins.
+RangeObserver observer_of(std::optional<nb::object> listener) {
+  std::shared_ptr<nb::object> held;
+  if (listener) held = shared(std::move(*listener));
+  return [held](const char* name, bool begins) {
+    begins ? cuda::push_range(name) : cuda::pop_range();
+    if (held) in_python([&] { (*held)(name, begins); });
+  };
+}
+
 std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
                              std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
                              std::size_t out_count, std::uint8_t dtype,
@@ -103,6 +143,7 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
                              const std::string& algorithm, std::uint64_t seed, bool checksum,
                              bool raise_non_finite, const std::string& label,
                              std::optional<double> deadline, double predicted, double alternative,
+                             std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
                              std::optional<nb::object> on_done) {
   CollectiveCall call;
   call.collective = collective_of(collective);
@@ -123,6 +164,9 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   call.label = label;
   call.predicted = predicted;
   call.alternative = alternative;
+  call.stream = reinterpret_cast<void*>(stream);
+  call.debug = debug;
+  if (communicator.on_device()) call.observer = observer_of(std::move(observer));
   std::function<void(std::exception_ptr)> done;
   if (on_done) {
     done = [callback = shared(*on_done)](std::exception_ptr error) {
@@ -154,6 +198,12 @@ bool wait_for(Work& work, std::optional<double> timeout) {
   }
 }
 
+// What a stream does from now on sees the output. On a CPU, and for work in a graph, nothing is to
+// be done.
+void precede(const Work& work, int device, std::uintptr_t stream) {
+  if (work.output()) cuda::queue_on(device, reinterpret_cast<void*>(stream))->wait(*work.output());
+}
+
 nb::list stats_rows() {
   nb::list list;
   for (const auto& [key, row] : process_stats().rows()) {
@@ -167,6 +217,7 @@ nb::list stats_rows() {
     fields["reason"] = key.reason;
     fields["world_size"] = row.world_size;
     fields["calls"] = row.calls;
+    fields["timed_calls"] = row.timed_calls;
     fields["failures"] = row.failures;
     fields["values"] = row.values;
     fields["value_bytes"] = row.value_bytes;
@@ -215,21 +266,40 @@ void register_communicator(nb::module_& module) {
       .def_prop_ro("size", &Transport::size);
   module.def("loopback", make_loopback);
   module.def("external_transport", external_transport);
+  module.def("nccl_transport", nccl_transport, nb::arg("rank"), nb::arg("size"), nb::arg("device"),
+             nb::arg("lanes"), nb::arg("max_ctas"), nb::arg("deadline"), nb::arg("channel"));
+  module.def("nccl_version", [] {
+    const auto found = nccl::version();
+    return nb::make_tuple(found.number, found.text, found.path);
+  });
 
   nb::class_<Work>(module, "Work")
       .def("wait", wait_for, nb::arg("timeout") = nb::none())
       .def("done", &Work::done)
+      .def("precede", precede, nb::arg("device"), nb::arg("stream"), no_gil)
       .def("error", [](Work& work) { return python_error_or_none(work.error()); });
 
   nb::class_<PythonCommunicator>(module, "Communicator")
-      .def("__init__",
-           [](PythonCommunicator* self, std::shared_ptr<Transport> transport, double deadline) {
-             new (self) PythonCommunicator(std::move(transport), Seconds(deadline));
-           })
+      .def(
+          "__init__",
+          [](PythonCommunicator* self, std::shared_ptr<Transport> transport, double deadline,
+             std::optional<int> device) {
+            auto platform = device ? cuda::platform(*device) : cpu_platform();
+            new (self)
+                PythonCommunicator(std::move(transport), Seconds(deadline), std::move(platform));
+          },
+          nb::arg("transport"), nb::arg("deadline"), nb::arg("device") = nb::none())
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("busy", &Communicator::busy)
       .def_prop_ro("closed", &Communicator::closed)
+      .def_prop_ro(
+          "failure",
+          [](const PythonCommunicator& self) { return python_error_or_none(self.failure()); })
+      .def_prop_ro("stream",
+                   [](const PythonCommunicator& self) {
+                     return reinterpret_cast<std::uintptr_t>(self.stream());
+                   })
       .def("submit", submit, nb::arg("collective"), nb::arg("in_address"), nb::arg("in_count"),
            nb::arg("out_address"), nb::arg("out_count"), nb::arg("dtype"), nb::arg("contribution"),
            nb::arg("result"), nb::arg("average") = true, nb::arg("root") = 0,
@@ -237,7 +307,8 @@ void register_communicator(nb::module_& module) {
            nb::arg("window") = 0, nb::arg("algorithm") = "auto", nb::arg("seed") = 0,
            nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
            nb::arg("deadline") = nb::none(), nb::arg("predicted") = 0.0,
-           nb::arg("alternative") = 0.0, nb::arg("on_done") = nb::none())
+           nb::arg("alternative") = 0.0, nb::arg("stream") = 0, nb::arg("debug") = false,
+           nb::arg("observer") = nb::none(), nb::arg("on_done") = nb::none())
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

@@ -10,8 +10,7 @@ namespace cccl::python {
 namespace {
 
 struct DeviceMemory {
-  DeviceMemory(int device, std::size_t bytes)
-      : data(cuda::new_allocator(device)->allocate(bytes)), bytes(bytes) {}
+  DeviceMemory(int device, std::size_t bytes) : data(cuda::allocate(device, bytes)), bytes(bytes) {}
 
   std::shared_ptr<std::byte> data;
   std::size_t bytes;

@@ -88,4 +88,4 @@ def test_frontends_are_thin():
     for frontend in (ROOT / "frontends").iterdir():
         sources = [path for path in frontend.glob("*.py") if path.name != "bench.py"]
         lines = sum(len(path.read_text().splitlines()) for path in sources)
-        assert lines < 1500, frontend.name
+        assert lines < 2500, frontend.name

@@ -84,6 +84,16 @@ class Config:
     deadline: float | None = None
     """Seconds that a wait for a peer may take; None: the process group's timeout."""
 
+    nccl_lanes: int = 2
+    """NCCL communicators that carry a group's transfers in turn, so that one's begin while
+    another's end; equal on all ranks."""
+
+    nccl_max_ctas: int = 0
+    """Thread blocks (multiprocessors) that each of these may take; 0: NCCL's own choice."""
+
+    debug: bool = False
+    """On a GPU, wait for and check each step of the pipeline: an error then names it. Slow."""
+
     attach_ddp: bool = True
     """Compress DistributedDataParallel models that register no hook of their own. Looking for them
     makes every module's forward pass about a microsecond longer."""
@@ -252,6 +262,9 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "strict": ("true or false", _is_bool),
     "deadline": ("seconds, more than 0 and at most 31 days",
                  lambda v: v is None or (isinstance(v, float) and 0 < v <= 31 * 24 * 3600)),
+    "nccl_lanes": ("an integer from 1 to 8", lambda v: _is_int(1)(v) and v <= 8),
+    "nccl_max_ctas": ("an integer from 0 to 64", lambda v: _is_int(0)(v) and v <= 64),
+    "debug": ("true or false", _is_bool),
     "attach_ddp": ("true or false", _is_bool),
 }  # fmt: skip
 

@@ -9,6 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from . import _core
+from .errors import UnsupportedError
+
 SONAME = "libnccl.so.2"
 
 
@@ -26,15 +29,30 @@ def library() -> Library | None:
     """The copy already in the process; else that of CCCL_NCCL_PATH (a file), NCCL_HOME (a folder),
     the wheel nvidia-nccl-cu12 or -cu13, or the system's. Loads it; `None` where there is none.
 
-    A CCCL_NCCL_PATH that names no library is a problem, not a reason to look further.
+    A build with CUDA code finds it itself, and is asked.
     """
-    for found_by, path in _candidates():
+    candidates = list(_candidates())
+    if _core.cuda_built():
+        return _library_of_core(candidates)
+    for found_by, path in candidates:
         try:
             return Library(found_by, path, version_of(path))
         except OSError as error:
             if found_by != "system":
                 return Library(found_by, path, problem=str(error))
     return None
+
+
+def _library_of_core(candidates: list[tuple[str, str]]) -> Library | None:
+    try:
+        _, version, path = _core.nccl_version()
+    except UnsupportedError as error:
+        found_by, path = candidates[0]
+        return None if found_by == "system" else Library(found_by, path, problem=str(error))
+    for found_by, candidate in candidates:
+        if candidate == path or (os.path.exists(candidate) and os.path.samefile(candidate, path)):
+            return Library(found_by, path, version)
+    return Library("system", path, version)
 
 
 def version_of(path: str) -> str:

@@ -17,8 +17,9 @@ def stats() -> dict[str, Any]:
     `bytes_sent` and `bytes_received` (payloads with their headers; estimated for plain rows),
     `plain_bytes` (what a plain ring would have sent), `ratio` (plain_bytes / bytes_sent),
     `encode_seconds`, `reduce_seconds`, `decode_seconds`, `exposed_seconds` (waiting for the
-    network), `latency_seconds`, `relative_error` (of a sample of the first payload in each call:
-    norm of the error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
+    network), `total_seconds` (these on a GPU extrapolated from some of the calls),
+    `latency_seconds`, `relative_error` (of a sample of the first payload in each call: norm of the
+    error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
     Where compression_type "auto" decided: `predicted_seconds` of the way taken and
     `alternative_seconds` of the best other one, to compare with `latency_seconds`.
     The total also has `pool_bytes`, the memory held for payloads in flight.
@@ -29,6 +30,9 @@ def stats() -> dict[str, Any]:
         row["ratio"] = _ratio(row)
         if row["plain"] and row["predicted_seconds"]:
             row["reason"] += f" ({_expectation(row)})"
+        timed = row.pop("timed_calls")
+        for name in ("encode", "reduce", "decode", "exposed", "total"):
+            row[f"{name}_seconds"] *= row["calls"] / timed if timed else 0.0
         squares, errors = row.pop("squares"), row.pop("error_squares")
         row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}

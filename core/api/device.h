@@ -1,8 +1,14 @@
 // Where work runs. A Queue is an ordered stream of work; an Event marks a point in one.
 #pragma once
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
+#include <exception>
 #include <memory>
+#include <optional>
+
+#include "api/buffer.h"
 
 namespace cccl {
 
@@ -19,6 +25,16 @@ class Event {
   virtual ~Event() = default;
   virtual bool done() const = 0;
   virtual void synchronize() = 0;  // the host waits
+
+  // Between two events of one device that are done and were recorded with `timed`.
+  virtual double seconds_since(const Event& earlier) const = 0;
+};
+
+// What the work of a queue found in the payloads that it read.
+struct Findings {
+  std::exception_ptr damage;  // CorruptPayloadError
+  bool non_finite = false;
+  int origin = -1;  // first rank with a non-finite contribution, where known
 };
 
 // Work submitted to one queue runs in order. A CPU queue has run it when submit returns.
@@ -26,10 +42,14 @@ class Queue {
  public:
   virtual ~Queue() = default;
   virtual Device device() const = 0;
-  virtual std::unique_ptr<Event> record() = 0;
+  virtual std::unique_ptr<Event> record(bool timed = false) = 0;
   virtual void wait(const Event& event) = 0;  // later work here starts after `event`
-  virtual void synchronize() = 0;
-  virtual void* native() const = 0;  // cudaStream_t on CUDA, null on a CPU
+  virtual void synchronize() = 0;             // throws what findings() has as damage
+  virtual void* native() const = 0;           // cudaStream_t on CUDA, null on a CPU
+
+  // Of work that is done, since the last call. A CPU's codecs throw, and flag headers, at once.
+  virtual Findings findings() { return {}; }
+  virtual bool capturing() const { return false; }  // into a CUDA graph
 };
 
 // Memory for payloads in flight, aligned to kPayloadAlignment.
@@ -37,6 +57,45 @@ class Allocator {
  public:
   virtual ~Allocator() = default;
   virtual std::shared_ptr<std::byte> allocate(std::size_t bytes) = 0;
+};
+
+// Memory that host and device see: raised by the one, read by the other.
+using Flag = std::shared_ptr<std::atomic<std::uint32_t>>;
+
+// Of a few values before and after a codec: sums of squared errors and of squares.
+struct ErrorSums {
+  double error_squares = 0, squares = 0;
+};
+class ErrorSample {
+ public:
+  virtual ~ErrorSample() = default;
+  virtual ErrorSums sums() const = 0;  // once the queue it was taken in is past it
+};
+
+class Codec;
+struct EncodeArgs;
+
+// What collectives need of a device beside its codecs.
+class Platform {
+ public:
+  virtual ~Platform() = default;
+  virtual Device device() const = 0;
+  virtual std::unique_ptr<Queue> new_queue() const = 0;
+  virtual std::shared_ptr<Queue> queue_on(void* stream) const = 0;  // a caller's
+
+  // Of memory that the work of `queue` uses: given back behind it.
+  virtual std::unique_ptr<Allocator> allocator_for(Queue& queue) const = 0;
+  virtual Flag new_flag() const = 0;
+
+  virtual void copy(ConstValues from, Values to, Queue& queue) const = 0;
+
+  // Makes every value NaN, unless it is an integer: if `flag` is raised when the queue comes to it
+  // or the queue's work has found damage. No flag: always.
+  virtual void fill_nan(Values out, const Flag& flag, Queue& queue) const = 0;
+
+  // Encodes and decodes the first few thousand values of args.in once more, aside.
+  virtual std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,
+                                                    Queue& queue) const = 0;
 };
 
 }  // namespace cccl

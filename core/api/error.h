@@ -23,6 +23,12 @@ class UnsupportedError : public Error {
   using Error::Error;
 };
 
+// What cannot be captured into a CUDA graph, or not yet.
+class CaptureError : public UnsupportedError {
+ public:
+  using UnsupportedError::UnsupportedError;
+};
+
 // A call of the device's runtime failed; the message names the call, the device and the reason.
 class DeviceError : public Error {
  public:

@@ -7,6 +7,7 @@
 #include <span>
 #include <string>
 
+#include "api/buffer.h"
 #include "api/device.h"
 
 namespace cccl {
@@ -42,6 +43,16 @@ class Transport {
   // Later work in `queue` sees the transfers done. Throws DeadlineError, naming the peers waited
   // for, once `deadline` passed without progress, and TransportError if a peer is lost.
   virtual void wait(std::span<const Request> requests, Queue& queue, Seconds deadline) = 0;
+
+  // Fills `all` with what each rank passes, in rank order; the host waits. `number` is equal on
+  // all ranks, and new at each call. False where post() can do it: it takes host memory.
+  virtual bool exchange(Bytes /*mine*/, MutableBytes /*all*/, std::uint64_t /*number*/,
+                        Seconds /*deadline*/) {
+    return false;
+  }
+
+  // Throws TransportError if a peer is known to be lost, or PeerAbortedError. From any thread.
+  virtual void check() {}
 
   // Gives up: pending and future calls fail, here at once and on the other ranks as soon as
   // they can be told; they see `reason` where the transport can carry it.

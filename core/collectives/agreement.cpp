@@ -18,6 +18,20 @@ std::string compare(const std::vector<Signature>& all, std::size_t field) {
   return text;
 }
 
+void compare_all(const std::vector<Signature>& all, std::uint64_t sequence) {
+  std::string differences;
+  for (std::size_t field = 0; field < Signature::kCount; ++field)
+    for (const auto& other : all)
+      if (std::memcmp(other.fields[field], all[0].fields[field], Signature::kFieldBytes) != 0) {
+        differences += (differences.empty() ? "" : "; ") + compare(all, field);
+        break;
+      }
+  if (!differences.empty())
+    throw MismatchError("ranks called collective number " + std::to_string(sequence) +
+                        " differently: " + differences +
+                        ". Make the calls and the configuration equal on all ranks.");
+}
+
 }  // namespace
 
 void Signature::set(const std::string& field, const std::string& value) {
@@ -54,6 +68,9 @@ void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, 
            Seconds deadline, std::vector<Signature>& all) {
   const int me = transport.rank(), size = transport.size();
   all.assign(static_cast<std::size_t>(size), mine);
+  if (transport.exchange(std::as_bytes(std::span(&mine, 1)), std::as_writable_bytes(std::span(all)),
+                         sequence, deadline))
+    return compare_all(all, sequence);
   std::vector<Transfer> transfers;
   const auto tag = tag_of(sequence, 0);
   for (int d = 1; d < size; ++d) {
@@ -67,18 +84,7 @@ void agree(const Signature& mine, std::uint64_t sequence, Transport& transport, 
   std::vector<Request> requests;
   for (const auto& transfer : transfers) requests.push_back(transfer.request);
   transport.wait(requests, queue, deadline);
-
-  std::string differences;
-  for (std::size_t field = 0; field < Signature::kCount; ++field)
-    for (auto& other : all)
-      if (std::memcmp(other.fields[field], all[0].fields[field], Signature::kFieldBytes) != 0) {
-        differences += (differences.empty() ? "" : "; ") + compare(all, field);
-        break;
-      }
-  if (!differences.empty())
-    throw MismatchError("ranks called collective number " + std::to_string(sequence) +
-                        " differently: " + differences +
-                        ". Make the calls and the configuration equal on all ranks.");
+  compare_all(all, sequence);
 }
 
 }  // namespace cccl

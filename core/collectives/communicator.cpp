@@ -54,10 +54,11 @@ void check_sizes(const CollectiveCall& call, int rank) {
 
 }  // namespace
 
-Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline)
-    : rank_(transport->rank()), size_(transport->size()) {
+Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
+                           std::shared_ptr<const Platform> platform)
+    : rank_(transport->rank()), size_(transport->size()), kind_(platform->device().kind) {
   check_deadline(deadline);
-  engine_ = std::make_shared<Engine>(std::move(transport), deadline);
+  engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline);
 }
 
 std::string Communicator::closed() const {
@@ -71,17 +72,38 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   check_sizes(call, rank());
   if (call.deadline) check_deadline(*call.deadline);
   const auto submitted = std::chrono::steady_clock::now();
-  auto discard = [out = call.out] { fill_nan(out); };
-  auto run = [engine = engine_, call = std::move(call), submitted] {
-    return engine->run(call, submitted);
-  };
-  return enqueue({std::move(run), std::move(discard), std::move(on_done)});
+  if (kind_ == DeviceKind::kCpu) {
+    auto discard = [engine = engine_, out = call.out] { engine->discard(out); };
+    auto run = [engine = engine_, call = std::move(call), submitted] {
+      return engine->finish(engine->launch(call, submitted));
+    };
+    return enqueue({std::move(run), std::move(discard), std::move(on_done)});
+  }
+  call.contribution = codec_on(kind_, std::move(call.contribution));
+  call.result = codec_on(kind_, std::move(call.result));
+  const std::lock_guard lock(launching_);
+  refuse_after_failure();
+  auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
+  const auto end = launched->end;
+  if (launched->captured) return Work::finished(launched->error, end);
+  auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
+  auto work = enqueue({std::move(run), [] {}, std::move(on_done), end});
+  return work;
 }
 
 std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::string>& fields) {
   Signature signature;
   for (const auto& [field, value] : fields) signature.set(field, value);
-  return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
+  if (kind_ == DeviceKind::kCpu)
+    return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
+  const std::lock_guard lock(launching_);
+  refuse_after_failure();
+  return Work::finished(engine_->agree(signature));
+}
+
+void Communicator::refuse_after_failure() {
+  if (const auto failure = engine_->failure(); !failure.empty()) thread_.refuse(failure);
+  thread_.check_open();
 }
 
 std::shared_ptr<Work> Communicator::enqueue(Job job) {

@@ -1,13 +1,17 @@
-// One rank's end of a group: runs collectives one after the other on a thread of its own.
+// One rank's end of a group. On a CPU a thread of its own runs the collectives one after the other.
+// On a device the caller's thread submits them to a queue, and that thread waits for them, so that
+// errors and deadlines are seen.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <string>
 
 #include "collectives/engine.h"
 #include "collectives/job_thread.h"
+#include "devices/cpu/platform.h"
 
 namespace cccl {
 
@@ -16,20 +20,26 @@ inline constexpr Seconds kLongestDeadline{31.0 * 24 * 3600};
 
 class Communicator {
  public:
-  Communicator(std::shared_ptr<Transport> transport, Seconds deadline);
+  Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
+               std::shared_ptr<const Platform> platform = cpu_platform());
   virtual ~Communicator() { close(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  bool on_device() const { return kind_ != DeviceKind::kCpu; }
   bool busy() const { return thread_.busy(); }  // a collective is under way or waits its turn
   std::string closed() const;                   // why no more work is taken; empty while it is
 
-  // Returns at once; `in` and `out` must live until the work is done. `on_done` is called by the
-  // communicator's thread with the error, if any, before the work counts as done. Throws
-  // ConfigError and UnsupportedError before anything is sent. After a failure the output is NaN and
-  // all later calls throw ClosedError.
+  std::exception_ptr failure() const { return engine_->first_error(); }  // that closed it
+
+  void* stream() const { return engine_->stream(); }  // of a device: where collectives run
+
+  // Returns at once, on a device after a first use (ranks agree and connect); `in` and `out` must
+  // live until the work is done. `on_done` is called by the communicator's thread with the error,
+  // if any, before the work counts as done. Throws ConfigError and UnsupportedError before anything
+  // is sent. After a failure the output is NaN and all later calls throw ClosedError.
   std::shared_ptr<Work> submit(CollectiveCall call,
                                std::function<void(std::exception_ptr)> on_done = {});
 
@@ -45,8 +55,11 @@ class Communicator {
 
  private:
   std::shared_ptr<Work> enqueue(Job job);
+  void refuse_after_failure();
 
   int rank_, size_;
+  DeviceKind kind_;
+  std::mutex launching_;            // on a device: ranks submit in one order
   std::shared_ptr<Engine> engine_;  // the jobs' too: one may drop this communicator as it runs
   JobThread thread_;
 };

@@ -1,17 +1,24 @@
 #include "collectives/engine.h"
 
-#include <cstring>
+#include <algorithm>
+#include <thread>
 #include <utility>
 
 #include "api/measure.h"
 #include "collectives/hash.h"
-#include "devices/cpu/queue.h"
+#include "scheduler/wait.h"
 
 namespace cccl {
 namespace {
 
 // Digests kept; beyond it ranks agree anew.
 constexpr std::size_t kMostAgreed = 4096;
+// On devices, where timing costs the host a few microseconds per operation: the first calls, then
+// one in so many.
+constexpr std::uint64_t kTimedFirst = 16, kTimedOneIn = 8;
+// For the work of a collective that was given up to pass, so that its output is NaN.
+constexpr Seconds kPatience{5};
+constexpr Seconds kForever{1e9};
 
 std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
   return mix(base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1));
@@ -45,29 +52,52 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
   return signature;
 }
 
+std::string describe(const CollectiveCall& call) {
+  return std::string(name_of(call.collective)) + " '" + call.label + "'";
+}
+
 }  // namespace
 
-Engine::Engine(std::shared_ptr<Transport> transport, Seconds deadline)
+Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
+               Seconds deadline)
     : deadline_(deadline),
-      queue_(std::make_unique<CpuQueue>()),
-      pool_(std::make_shared<CpuAllocator>()),
+      platform_(std::move(platform)),
+      failed_(platform_->new_flag()),
+      eager_(new_workplace()),
       transport_(std::move(transport)) {}
+
+Engine::~Engine() = default;
+
+Engine::Workplace Engine::new_workplace() const {
+  auto queue = platform_->new_queue();
+  auto pool = std::make_unique<Pool>(platform_->allocator_for(*queue));
+  return {std::move(queue), std::move(pool)};
+}
 
 std::exception_ptr Engine::agree(const Signature& signature) {
   return guard("agreement", [&] { agree_once(signature, sequence_++, deadline_); });
 }
 
-void Engine::fail(const std::string& reason) {
+void Engine::fail(const std::string& reason, std::exception_ptr error) {
   {
     const std::lock_guard lock(mutex_);
-    if (failure_.empty()) failure_ = reason;
+    if (failure_.empty()) {
+      failure_ = reason;
+      first_error_ = std::move(error);
+    }
   }
+  *failed_ = 1;
   transport_->abort(reason);
 }
 
 std::string Engine::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
+}
+
+std::exception_ptr Engine::first_error() const {
+  const std::lock_guard lock(mutex_);
+  return first_error_;
 }
 
 // Runs `step`. A mismatch was found by all ranks before data moved; after any other error the
@@ -79,53 +109,100 @@ std::exception_ptr Engine::guard(const std::string& where, const std::function<v
     step();
   } catch (const MismatchError&) {
     return std::current_exception();
+  } catch (const CaptureError&) {
+    return std::current_exception();
   } catch (const std::exception& failure) {
     auto error = std::current_exception();
-    fail(where + ": " + failure.what());
+    fail(where + ": " + failure.what(), error);
     return error;
   }
   return nullptr;
 }
 
-std::exception_ptr Engine::run(const CollectiveCall& call,
-                               std::chrono::steady_clock::time_point submitted) {
-  RunStats stats;
-  std::string algorithm = "none";
-  const std::string name = std::string(name_of(call.collective)) + " '" + call.label + "'";
-  auto error = guard(name, [&] { stats = perform(call, algorithm); });
-  if (error) fill_nan(call.out);
+Launched Engine::launch(const CollectiveCall& call,
+                        std::chrono::steady_clock::time_point submitted) {
+  Launched launched;
+  launched.call = call;
+  launched.submitted = submitted;
+  launched.error = guard(describe(call), [&] { perform(launched); });
+  if (!launched.error || launched.captured) return launched;
+  try {
+    platform_->fill_nan(call.out, {}, *eager_.queue);
+    launched.end = eager_.queue->record();
+  } catch (const Error&) {  // a device that failed writes no more
+  }
+  return launched;
+}
+
+std::exception_ptr Engine::finish(Launched launched) {
+  const auto& call = launched.call;
+  auto error = launched.error;
+  if (launched.captured) return error;
+  if (!error && platform_->device().kind == DeviceKind::kCpu)
+    await(launched);  // it is done: a failure of others comes too late for this one
+  else if (!error)
+    error = guard(describe(call), [&] { await(launched); });
+  if (error && launched.end) {
+    const auto until = std::chrono::steady_clock::now() + kPatience;
+    try {
+      while (!launched.end->done() && std::chrono::steady_clock::now() < until)
+        std::this_thread::sleep_for(Seconds(1e-3));
+    } catch (const Error&) {  // as above
+    }
+  }
+  auto& stats = launched.run.stats;
   if (!error && call.raise_non_finite && stats.non_finite)
     error = std::make_exception_ptr(NonFiniteError(
-        name + " has a non-finite value" +
+        describe(call) + " has a non-finite value" +
         (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
   StatsRow row;
   row.calls = 1;
+  row.timed_calls = launched.timed && !error ? 1 : 0;
   row.failures = error ? 1 : 0;
   row.values = call.in.count;
   row.value_bytes = call.in.bytes();
   row.world_size = transport_->size();
   row.predicted = call.predicted;
   row.alternative = call.alternative;
-  row.run = stats;
-  row.latency = std::chrono::duration<double>(std::chrono::steady_clock::now() - submitted).count();
-  process_stats().add({call.label, name_of(call.collective), codecs_of(call), algorithm,
+  if (!error) row.run = stats;
+  row.latency =
+      std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
+  process_stats().add({call.label, name_of(call.collective), codecs_of(call), launched.algorithm,
                        name_of(call.in.dtype), ""},
                       row);
   return error;
 }
 
+// The deadline counts from when the caller's own work, and earlier collectives, are done.
+void Engine::await(Launched& launched) {
+  if (launched.begin) wait_on_host(*launched.begin, *transport_, kForever);
+  wait_on_host(*launched.end, *transport_, launched.call.deadline.value_or(deadline_));
+  launched.run.settle();
+  const auto found = eager_.queue->findings();
+  if (found.damage) std::rethrow_exception(found.damage);
+  auto& stats = launched.run.stats;
+  if (!found.non_finite) return;
+  stats.non_finite = true;
+  stats.origin = found.origin;
+}
+
 std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t sequence,
-                                 Seconds deadline) {
+                                 Seconds deadline, bool capturing) {
   const auto digest = signature.digest();
   if (!agreed_.contains(digest)) {
-    cccl::agree(signature, sequence, *transport_, *queue_, deadline, signatures_);
+    if (capturing)
+      throw CaptureError(
+          "a collective in a CUDA graph must have run once before the capture, with the same "
+          "shapes and settings: ranks agree on it, and connect, at the first use");
+    cccl::agree(signature, sequence, *transport_, *eager_.queue, deadline, signatures_);
     if (agreed_.size() == kMostAgreed) agreed_.clear();  // on all ranks: they agree in one order
     agreed_.insert(digest);
   }
   return digest;
 }
 
-RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
+void Engine::perform(Launched& launched) {
+  const auto& call = launched.call;
   const auto sequence = sequence_++;
   PlanArgs args;
   args.collective = call.collective;
@@ -136,30 +213,43 @@ RunStats Engine::perform(const CollectiveCall& call, std::string& algorithm) {
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype);
   const Plan plan(args);
-  algorithm = name_of(args.algorithm);
-  if (transport_->size() == 1) {
-    if (call.in.bytes() && call.out.data != call.in.data)
-      std::memcpy(call.out.data, call.in.data, call.in.bytes());
-    RunStats stats;
-    stats.non_finite = call.raise_non_finite && has_non_finite(call.in);
-    return stats;
-  }
+  launched.algorithm = name_of(args.algorithm);
 
-  const auto deadline = call.deadline.value_or(deadline_);
-  const auto digest = agree_once(signature_of(call, args), sequence, deadline);
-  PipelineJob job;
-  job.in = call.in;
-  job.out = call.out;
-  job.contribution = call.contribution.get();
-  job.result = call.result.get();
-  job.divisor = call.average && reduces(call.collective) ? transport_->size() : 1;
-  job.contribution_seed =
-      seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(transport_->rank()));
-  job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
-  job.checksum = call.checksum;
-  job.tag = tag_of(sequence, digest);
-  job.deadline = deadline;
-  return run_pipeline(plan, job, *transport_, *queue_, pool_);
+  const auto callers = platform_->queue_on(call.stream);
+  launched.captured = callers->capturing();
+  if (launched.captured) captured_.push_back(new_workplace());
+  auto& [queue, pool] = launched.captured ? captured_.back() : eager_;
+  const bool on_host = queue->device().kind == DeviceKind::kCpu;
+  launched.timed =
+      !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
+  if (transport_->size() > 1) {
+    const auto deadline = call.deadline.value_or(deadline_);
+    const auto digest = agree_once(signature_of(call, args), sequence, deadline, launched.captured);
+    PipelineJob job;
+    job.in = call.in;
+    job.out = call.out;
+    job.contribution = call.contribution.get();
+    job.result = call.result.get();
+    job.divisor = call.average && reduces(call.collective) ? transport_->size() : 1;
+    job.contribution_seed =
+        seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(transport_->rank()));
+    job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
+    job.checksum = call.checksum;
+    job.timed = launched.timed;
+    job.debug = call.debug && !launched.captured;
+    job.tag = tag_of(sequence, digest);
+    job.deadline = deadline;
+    job.observer = call.observer;
+    queue->wait(*callers->record());
+    launched.begin = queue->record();
+    launched.run = run_pipeline(plan, job, *transport_, *platform_, *queue, *pool);
+    if (!on_host) platform_->fill_nan(call.out, failed_, *queue);
+  } else {
+    queue->wait(*callers->record());
+    platform_->copy(call.in, call.out, *queue);
+    launched.run.stats.non_finite = on_host && call.raise_non_finite && has_non_finite(call.in);
+  }
+  launched.end = queue->record();
 }
 
 }  // namespace cccl

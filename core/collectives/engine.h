@@ -36,40 +36,77 @@ struct CollectiveCall {
   std::optional<Seconds> deadline;  // of each wait; none: the communicator's
   std::string label;
   double predicted = 0, alternative = 0;  // seconds, for the statistics
+  void* stream = nullptr;                 // the caller's, where the device has streams
+  bool debug = false;                     // the host waits for, and checks, every step
+  RangeObserver observer = nullptr;
 };
 
 inline bool reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
 }
 
-// All methods but fail() and failure() are for one thread.
+// A collective whose work may still be under way on its queue.
+struct Launched {
+  CollectiveCall call;
+  std::chrono::steady_clock::time_point submitted;
+  std::string algorithm = "none";
+  PipelineRun run;
+  bool timed = false;
+  std::exception_ptr error;           // of the launch
+  std::shared_ptr<Event> begin, end;  // of its work; `end` is null after an error
+  bool captured = false;              // into a graph: its work runs whenever that is launched
+};
+
+// launch() for one thread at a time, in the ranks' common order; finish() too, in the same order.
 class Engine {
  public:
-  Engine(std::shared_ptr<Transport> transport, Seconds deadline);
+  Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
+         Seconds deadline);
+  ~Engine();
 
-  // The error, if any; the output is then NaN. After a failure everything fails.
-  std::exception_ptr run(const CollectiveCall& call,
-                         std::chrono::steady_clock::time_point submitted);
+  // Submits the work, behind that of the caller's stream. On a CPU it is then done.
+  Launched launch(const CollectiveCall& call, std::chrono::steady_clock::time_point submitted);
+
+  // Waits for the work. The error, if any; the output is then NaN. After a failure all else fails.
+  std::exception_ptr finish(Launched launched);
+
   std::exception_ptr agree(const Signature& signature);
 
+  // Makes the output of a call that will not run NaN.
+  void discard(Values out) { platform_->fill_nan(out, {}, *eager_.queue); }
+
   // Gives up, here and on the other ranks; the first reason stays.
-  void fail(const std::string& reason);
+  void fail(const std::string& reason, std::exception_ptr error = nullptr);
   std::string failure() const;  // empty while all is well
+  std::exception_ptr first_error() const;
+
+  void* stream() const { return eager_.queue->native(); }  // where the work runs
 
  private:
-  RunStats perform(const CollectiveCall& call, std::string& algorithm);
+  // Graphs replay at any time: what they use is theirs alone.
+  struct Workplace {
+    std::unique_ptr<Queue> queue;
+    std::unique_ptr<Pool> pool;
+  };
+  Workplace new_workplace() const;
+  void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.
-  std::uint64_t agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline);
+  std::uint64_t agree_once(const Signature& signature, std::uint64_t sequence, Seconds deadline,
+                           bool capturing = false);
+  void await(Launched& launched);
 
   Seconds deadline_;
-  std::unique_ptr<Queue> queue_;
-  Pool pool_;
+  std::shared_ptr<const Platform> platform_;
+  Flag failed_;  // what is still on its way then becomes NaN
+  Workplace eager_;
+  std::vector<Workplace> captured_;
   std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest
   std::uint64_t sequence_ = 0;
   mutable std::mutex mutex_;
   std::string failure_;
+  std::exception_ptr first_error_;
   std::shared_ptr<Transport> transport_;  // last, so that it goes before the memory it reads
 };
 

@@ -12,6 +12,11 @@ namespace {
 thread_local const void* current_state = nullptr;  // of the job thread that this is
 constexpr Seconds kForever{1e9};                   // longer ones overflow the clock
 
+[[noreturn]] void throw_closed(const std::string& reason) {
+  throw ClosedError("this communicator takes no more work: " + reason +
+                    ". Make a new one, on all ranks.");
+}
+
 }  // namespace
 
 bool Work::wait(std::optional<Seconds> timeout) {
@@ -45,6 +50,14 @@ void Work::finish(std::exception_ptr error) {
   done_ = true;
   error_ = std::move(error);
   changed_.notify_all();
+}
+
+std::shared_ptr<Work> Work::finished(std::exception_ptr error,
+                                     std::shared_ptr<const Event> output) {
+  auto work = std::make_shared<Work>();
+  work->output_ = std::move(output);
+  work->finish(std::move(error));
+  return work;
 }
 
 struct JobThread::State {
@@ -92,15 +105,17 @@ bool JobThread::forked() const { return ::getpid() != process_; }
 
 JobThread::~JobThread() { close(); }
 
+void JobThread::check_open() const {
+  if (const auto reason = refused(); !reason.empty()) throw_closed(reason);
+}
+
 std::shared_ptr<Work> JobThread::submit(Job job) {
-  if (forked())
-    throw ClosedError("this communicator was made before a fork: its thread is not here");
+  if (forked()) check_open();
   const std::lock_guard lock(state_->mutex);
-  if (!state_->refused.empty())
-    throw ClosedError("this communicator takes no more work: " + state_->refused +
-                      ". Make a new one, on all ranks.");
+  if (!state_->refused.empty()) throw_closed(state_->refused);
   auto work = job.work;
   work->owner_ = state_.get();
+  work->output_ = std::move(job.output);
   state_->jobs.push_back(std::move(job));
   state_->wake.notify_all();
   return work;
@@ -113,7 +128,7 @@ void JobThread::refuse(const std::string& reason) {
 }
 
 std::string JobThread::refused() const {
-  if (forked()) return "it was made before a fork";
+  if (forked()) return "it was made before a fork: its thread is not here";
   const std::lock_guard lock(state_->mutex);
   return state_->refused;
 }

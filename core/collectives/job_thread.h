@@ -11,6 +11,7 @@
 #include <string>
 #include <thread>
 
+#include "api/device.h"
 #include "api/transport.h"
 
 namespace cccl {
@@ -25,6 +26,11 @@ class Work {
   std::exception_ptr error() const;
 
   void finish(std::exception_ptr error);
+  static std::shared_ptr<Work> finished(std::exception_ptr error,
+                                        std::shared_ptr<const Event> output = nullptr);
+
+  // On a device: done when the output is there, well before done() says so. Null on a CPU.
+  const std::shared_ptr<const Event>& output() const { return output_; }
 
  private:
   mutable std::mutex mutex_;
@@ -33,12 +39,14 @@ class Work {
   std::exception_ptr error_;
   friend class JobThread;
   const void* owner_ = nullptr;  // the thread's state
+  std::shared_ptr<const Event> output_;
 };
 
 struct Job {
   std::function<std::exception_ptr()> run;
   std::function<void()> discard = {};  // instead of run, if the thread's owner is gone
   std::function<void(std::exception_ptr)> on_done = {};  // with the error, before the work is done
+  std::shared_ptr<const Event> output = {};              // Work::output() of `work`
   std::shared_ptr<Work> work = std::make_shared<Work>();
 };
 
@@ -54,6 +62,7 @@ class JobThread {
 
   // Takes no more jobs; the first reason stays.
   void refuse(const std::string& reason);
+  void check_open() const;      // throws as submit() does
   std::string refused() const;  // empty while jobs are taken
 
   bool busy() const;  // a job runs or waits its turn

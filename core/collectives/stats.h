@@ -18,7 +18,8 @@ struct StatsKey {
 };
 
 struct StatsRow {
-  std::uint64_t calls = 0, failures = 0, values = 0, value_bytes = 0;
+  std::uint64_t calls = 0, timed_calls = 0;  // timed: those of which `run` has times and an error
+  std::uint64_t failures = 0, values = 0, value_bytes = 0;
   int world_size = 0;
   bool plain = false;
   double latency = 0;  // submission to completion

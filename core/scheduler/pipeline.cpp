@@ -2,32 +2,20 @@
 
 #include <algorithm>
 #include <atomic>
-#include <chrono>
 #include <cstring>
+#include <string>
 #include <thread>
 #include <utility>
 #include <vector>
 
+#include "api/error.h"
 #include "api/measure.h"
+#include "scheduler/wait.h"
 
 namespace cccl {
 namespace {
 
 std::atomic<std::size_t> pooled_bytes{0};
-
-class Stopwatch {
- public:
-  explicit Stopwatch(double& total) : total_(total) {}
-  ~Stopwatch() {
-    total_ += std::chrono::duration<double>(std::chrono::steady_clock::now() - begun_).count();
-  }
-  Stopwatch(const Stopwatch&) = delete;
-  Stopwatch& operator=(const Stopwatch&) = delete;
-
- private:
-  double& total_;
-  std::chrono::steady_clock::time_point begun_ = std::chrono::steady_clock::now();
-};
 
 std::size_t aligned(std::size_t bytes) {
   return (bytes + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
@@ -35,8 +23,15 @@ std::size_t aligned(std::size_t bytes) {
 
 class Run {
  public:
-  Run(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue, Pool& pool)
-      : plan_(plan), job_(job), transport_(transport), queue_(queue) {
+  Run(const Plan& plan, const PipelineJob& job, Transport& transport, const Platform& platform,
+      Queue& queue, Pool& pool)
+      : plan_(plan),
+        job_(job),
+        transport_(transport),
+        platform_(platform),
+        queue_(queue),
+        on_host_(queue.device().kind == DeviceKind::kCpu),
+        grouped_(transport.receive_ahead() == 0) {
     const auto dtype = job.in.dtype;
     const std::size_t most = plan.max_shard();
     contribution_bytes_ = aligned(job.contribution->max_encoded_bytes(most, dtype));
@@ -46,25 +41,25 @@ class Run {
     memory_ = pool.reserve(plan.depth() * slot_bytes_);
   }
 
-  RunStats run() {
-    {
-      Stopwatch watch(stats_.total);
+  PipelineRun run() {
+    measure(&RunStats::total, nullptr, [&] {
       for (step_ = 0; step_ < plan_.steps(); ++step_) {
         for (const auto& op : plan_.step(step_)) execute(op);
         post();
         sample_error();
+        if (job_.debug) check_step();
       }
       for (auto& requests : outstanding_) await(requests);
       wait();
-    }
-    return stats_;
+    });
+    return std::move(run_);
   }
 
  private:
   void execute(const Op& op) {
     if (op.kind != OpKind::kAwait) wait();
     // In the first step the link is idle: what is ready leaves before more is encoded.
-    if (step_ == 0 && op.kind == OpKind::kEncode) post();
+    if (step_ == 0 && op.kind == OpKind::kEncode && !grouped_) post();
     switch (op.kind) {
       case OpKind::kReceive: return queue_transfer(Direction::kReceive, op);
       case OpKind::kSend: return queue_transfer(Direction::kSend, op);
@@ -105,15 +100,17 @@ class Run {
     const auto bytes = payload(op);
     posted_.push_back({direction, bytes.data(), bytes.size(), op.peer, job_.tag});
     owners_.push_back(&requests(op));
-    (direction == Direction::kSend ? stats_.bytes_sent : stats_.bytes_received) += bytes.size();
-    ++stats_.messages;
+    auto& stats = run_.stats;
+    (direction == Direction::kSend ? stats.bytes_sent : stats.bytes_received) += bytes.size();
+    ++stats.messages;
   }
 
   // One call for all transfers since the last: a frontend's lock is taken once.
   void post() {
     if (posted_.empty()) return;
-    transport_.post(posted_, queue_);
-    std::this_thread::yield();  // ranks that share cores all begin sending before one encodes on
+    observe("cccl_communicate", [&] { transport_.post(posted_, queue_); });
+    // Ranks that share cores all begin sending before one encodes on.
+    if (on_host_) std::this_thread::yield();
     for (std::size_t i = 0; i < posted_.size(); ++i) owners_[i]->push_back(posted_[i].request);
     posted_.clear();
     owners_.clear();
@@ -127,9 +124,9 @@ class Run {
   // For all awaited since the last time, in one call.
   void wait() {
     if (awaited_.empty()) return;
-    post();
-    Stopwatch watch(stats_.exposed);
-    transport_.wait(awaited_, queue_, job_.deadline);
+    // A step is one group where both ends must be in the same: what is awaited is of earlier ones.
+    if (!grouped_) post();
+    measure(&RunStats::exposed, nullptr, [&] { transport_.wait(awaited_, queue_, job_.deadline); });
     awaited_.clear();
   }
 
@@ -144,18 +141,27 @@ class Run {
   }
 
   void encode(const Codec& codec, std::uint64_t seed, const Op& op) {
-    Stopwatch watch(stats_.encode);
     const auto args = encode_args(op, job_.in.part(op.values.offset, op.values.count), seed);
-    codec.encode(args, queue_);
+    measure(&RunStats::encode, "cccl_compress", [&] { codec.encode(args, queue_); });
     if (!sample_.first) sample_ = {&codec, args};
   }
 
   // Once, while the first chunk is on its way; its values are still those that were encoded.
   void sample_error() {
     const auto& [codec, args] = sample_;
-    if (sampled_ || !codec || queue_.device().kind != DeviceKind::kCpu) return;
+    if (sampled_ || !codec || !job_.timed || !is_floating(args.in.dtype)) return;
     sampled_ = true;
-    measure_error(*codec, args, queue_, stats_.error_squares, stats_.squares);
+    run_.sample = platform_.sample_error(*codec, args, queue_);
+  }
+
+  void check_step() {
+    try {
+      wait_on_host(*queue_.record(), transport_, job_.deadline);
+      if (const auto found = queue_.findings(); found.damage) std::rethrow_exception(found.damage);
+    } catch (const Error& error) {
+      throw DeviceError("step " + std::to_string(step_) + " of " + std::to_string(plan_.steps()) +
+                        " of the pipeline: " + error.what());
+    }
   }
 
   ReduceArgs contributions(const Op& op) {
@@ -167,43 +173,66 @@ class Run {
   }
 
   void reduce(const Op& op) {
-    Stopwatch watch(stats_.reduce);
     const ConstValues shape{nullptr, op.count, job_.in.dtype};
-    job_.contribution->reduce_encode(contributions(op), *job_.result,
-                                     encode_args(op, shape, job_.result_seed), queue_);
+    measure(&RunStats::reduce, "cccl_decompress", [&] {
+      job_.contribution->reduce_encode(contributions(op), *job_.result,
+                                       encode_args(op, shape, job_.result_seed), queue_);
+    });
   }
 
   void deliver(const Op& op) {
-    Stopwatch watch(stats_.reduce);
     const auto args = contributions(op);
     const auto out = job_.out.part(op.values.offset, op.values.count);
-    job_.contribution->reduce(args, out, queue_);
-    if (queue_.device().kind == DeviceKind::kCpu) stats_.non_finite |= has_non_finite(out);
+    measure(&RunStats::reduce, "cccl_decompress", [&] {
+      job_.contribution->reduce(args, out, queue_);
+      if (on_host_) run_.stats.non_finite |= has_non_finite(out);
+    });
     for (std::size_t rank = 0; rank < args.payloads.size(); ++rank)
       note_non_finite(args.payloads[rank], static_cast<int>(rank));
   }
 
   void decode(const Op& op) {
-    Stopwatch watch(stats_.decode);
-    job_.result->decode(payload(op), job_.out.part(op.values.offset, op.values.count), queue_);
+    const auto out = job_.out.part(op.values.offset, op.values.count);
+    measure(&RunStats::decode, "cccl_decompress",
+            [&] { job_.result->decode(payload(op), out, queue_); });
     note_non_finite(payload(op), -1);
   }
 
   // Reads a header that a codec has just checked.
   void note_non_finite(Bytes payload, int rank) {
-    if (queue_.device().kind != DeviceKind::kCpu) return;
+    if (!on_host_) return;
     PayloadHeader header;
     std::memcpy(&header, payload.data(), sizeof header);
     if (!(header.flags & kHasNonFinite)) return;
-    stats_.non_finite = true;
+    auto& stats = run_.stats;
+    stats.non_finite = true;
     const int origin = header.origin ? static_cast<int>(header.origin) - 1 : rank;
-    if (origin >= 0 && (stats_.origin < 0 || origin < stats_.origin)) stats_.origin = origin;
+    if (origin >= 0 && (stats.origin < 0 || origin < stats.origin)) stats.origin = origin;
+  }
+
+  // Does `work`, and has its time on the queue added to a field.
+  template <class Work>
+  void measure(double RunStats::* field, const char* name, const Work& work) {
+    if (!job_.timed) return observe(name, work);
+    auto begin = queue_.record(true);
+    observe(name, work);
+    run_.spans.push_back({field, std::move(begin), queue_.record(true)});
+  }
+
+  template <class Work>
+  void observe(const char* name, const Work& work) {
+    if (!name || !job_.observer) return work();
+    job_.observer(name, true);
+    work();
+    job_.observer(name, false);
   }
 
   const Plan& plan_;
   const PipelineJob& job_;
   Transport& transport_;
+  const Platform& platform_;
   Queue& queue_;
+  const bool on_host_, grouped_;
   std::byte* memory_;
   std::size_t contribution_bytes_, result_bytes_, slot_bytes_;
   std::vector<std::vector<Request>> outstanding_;  // per buffer
@@ -214,7 +243,7 @@ class Run {
   std::pair<const Codec*, EncodeArgs> sample_;
   bool sampled_ = false;
   std::size_t step_ = 0;
-  RunStats stats_;
+  PipelineRun run_;
 };
 
 }  // namespace
@@ -233,9 +262,19 @@ std::byte* Pool::reserve(std::size_t bytes) {
 
 std::size_t Pool::process_bytes() { return pooled_bytes; }
 
-RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue,
-                      Pool& pool) {
-  return Run(plan, job, transport, queue, pool).run();
+void PipelineRun::settle() {
+  for (const auto& [field, begin, end] : spans) stats.*field += end->seconds_since(*begin);
+  spans.clear();
+  if (!sample) return;
+  const auto [error_squares, squares] = sample->sums();
+  stats.error_squares += error_squares;
+  stats.squares += squares;
+  sample.reset();
+}
+
+PipelineRun run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport,
+                         const Platform& platform, Queue& queue, Pool& pool) {
+  return Run(plan, job, transport, platform, queue, pool).run();
 }
 
 }  // namespace cccl

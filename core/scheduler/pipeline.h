@@ -3,7 +3,9 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
+#include <vector>
 
 #include "api/codec.h"
 #include "api/device.h"
@@ -29,6 +31,10 @@ class Pool {
   std::size_t bytes_ = 0;
 };
 
+// Told where the host begins and ends to submit a kind of work: "cccl_compress",
+// "cccl_communicate" or "cccl_decompress".
+using RangeObserver = std::function<void(const char* name, bool begins)>;
+
 struct PipelineJob {
   ConstValues in;
   Values out;
@@ -37,11 +43,14 @@ struct PipelineJob {
   double divisor = 1;
   std::uint64_t contribution_seed = 0, result_seed = 0;
   bool checksum = true;
+  bool timed = true;   // measures times and a sample's error
+  bool debug = false;  // the host waits for, and checks, every step
   std::uint32_t tag = 0;
   Seconds deadline{0};
+  RangeObserver observer = nullptr;
 };
 
-// What one run moved and where its time went. Times in seconds of the thread that drives it.
+// What one run moved and where its time went, in seconds of its queue.
 struct RunStats {
   std::uint64_t bytes_sent = 0, bytes_received = 0, messages = 0;
   double encode = 0, reduce = 0, decode = 0, exposed = 0, total = 0;
@@ -52,7 +61,20 @@ struct RunStats {
   int origin = -1;  // first rank with a non-finite contribution, where known
 };
 
-RunStats run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport, Queue& queue,
-                      Pool& pool);
+// A run whose work may still be under way on its queue.
+struct PipelineRun {
+  struct Span {
+    double RunStats::* field;
+    std::unique_ptr<Event> begin, end;
+  };
+  RunStats stats;
+  std::vector<Span> spans;
+  std::unique_ptr<ErrorSample> sample;
+
+  void settle();  // completes stats, once the queue is past the run
+};
+
+PipelineRun run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport,
+                         const Platform& platform, Queue& queue, Pool& pool);
 
 }  // namespace cccl

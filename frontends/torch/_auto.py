@@ -11,9 +11,10 @@ import torch.distributed as dist
 
 from .._config import PLAIN
 from .._policy import Policy
-from ..errors import DeadlineError, TransportError
+from ..errors import DeadlineError, TransportError, UnsupportedError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND
+from ._work import is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call
@@ -32,17 +33,19 @@ class Probe:
     def measure(self, name: str, nbytes: int) -> float:
         """Seconds of one collective of `nbytes`, plain or with the codec `name`."""
         self._prepare(nbytes)
+        _finish(self._input)
         begun = time.perf_counter()
         if name == PLAIN:
             self._plain(self._call.collective, self._input, self._output, self._call.op)
         else:
             config = self._call.config.candidates[name]
             self._call.like(self._input, self._output, config, _LABEL).perform()
+        _finish(self._input)
         return time.perf_counter() - begun
 
     def slowest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""
-        tensor = torch.tensor(values, dtype=torch.float64)
+        tensor = torch.tensor(values, dtype=torch.float64, device=self._call.input.device)
         self._plain("all_reduce", tensor, tensor, dist.ReduceOp.MAX)
         found: list[float] = tensor.tolist()
         return found
@@ -55,7 +58,8 @@ class Probe:
             late = "imed out" in str(error) or "imeout" in str(error)
             kind = DeadlineError if late else TransportError
             text = f"measuring for compression_type 'auto': {error}"
-            communicator(self._call.group, self._call.config).core.abort(text)
+            found = communicator(self._call.group, self._call.input.device, self._call.config)
+            found.core.abort(text)
             raise kind(text) from error
 
     def _prepare(self, nbytes: int) -> None:
@@ -64,7 +68,7 @@ class Probe:
         numel = max(1, nbytes // dtype.itemsize // size) * size
         if numel != self._numel:
             self._numel = numel
-            self._values = torch.linspace(-1, 1, numel).to(dtype)
+            self._values = torch.linspace(-1, 1, numel).to(self._call.input.device, dtype)
             whole = self._values.clone()
             part = whole[: numel // size]
             self._input = part.clone() if collective == "all_gather" else whole
@@ -72,12 +76,23 @@ class Probe:
         self._input.copy_(self._values[: self._input.numel()])
 
 
+def _finish(tensor: torch.Tensor) -> None:
+    if tensor.is_cuda:
+        torch.cuda.current_stream(tensor.device).synchronize()
+
+
 def policy_of(call: Call) -> Policy:
     """Of a call's kind; all ranks of the group measure at its first use."""
     assert call.group is not None
-    found, config = communicator(call.group, call.config), call.config
+    config = call.config
+    found = communicator(call.group, call.input.device, config)
     key = call.collective, call.input.dtype, config.candidate_specs
     policy = found.policies.get(key)
+    if (policy is None or policy.due) and is_capturing(call.input):
+        raise UnsupportedError(
+            "compression_type 'auto' measures at a collective's first use, which a CUDA graph "
+            "cannot hold: run it once before the capture, or name a codec"
+        )
     if policy is None:
         found.agree({
             "collective": call.collective,

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from .. import _core
 from .._arrays import DTYPES, DType
 from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
@@ -15,7 +16,7 @@ from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import communicator, existing, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
-from ._work import Work
+from ._work import Work, is_capturing, profiler_ranges
 
 _DTYPES: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
@@ -41,7 +42,7 @@ def send(
     config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
-    found = existing(group)
+    found = existing(group, input.device) if type(input) is torch.Tensor else None
     if found is not None and is_simple(input) and (output is input or is_simple(output)):
         reduction = OPS.get(op) if type(op) is str else op
         key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
@@ -104,8 +105,12 @@ class Call:
         return Work.finished(self.output) if async_op else None
 
     def perform(self) -> None:
-        """Sends it compressed and waits. Without a callback, for which the core's thread would have
-        to take the GIL before this one is woken."""
+        """Sends it compressed and waits: the host on a CPU, the current stream on a GPU."""
+        if self.input.is_cuda:
+            self.submit().wait()
+            return
+        # Without a callback, for which the core's thread would have to take the GIL before this
+        # one is woken.
         sent, received = self._staged()
         begun = time.perf_counter()
         work = self._start(sent, received)
@@ -123,6 +128,8 @@ class Call:
 
     def submit(self, *, future_raises: bool = True) -> Work:
         """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
+        if self.input.is_cuda:
+            return self._submit_to_stream()
         output, work = self.output, Work(self.output)
         sent, received = work._kept = self._staged()
         choice, policy, begun = self.choice, self.policy, time.perf_counter()
@@ -144,13 +151,41 @@ class Call:
         work._core = self._start(sent, received, on_done=finish)
         return work
 
-    def _start(self, sent: torch.Tensor, received: torch.Tensor, **end: Any) -> Any:
+    def _submit_to_stream(self) -> Work:
+        """Behind the current stream's work. The future is complete at once, for streams to wait."""
+        device, capturing = self.input.device, is_capturing(self.input)
+        work = Work(self.output, host_waits=self.config.non_finite == "raise" and not capturing)
+        sent, received = self._staged()
+        current = torch.cuda.current_stream(device)
+        observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
+        work._core = self._start(
+            sent, received, stream=current.cuda_stream, debug=self.config.debug, observer=observer
+        )
+        if capturing:
+            if (error := work._core.error()) is not None:
+                raise error
+            ends = current  # which a capture must come back to
+        else:
+            assert self.group is not None
+            found = communicator(self.group, device, self.config)
+            ends = found.stream
+            for tensor in (sent, received, self.output):
+                tensor.record_stream(found.core_stream)
+        with torch.cuda.stream(ends):
+            work._core.precede(device.index, ends.cuda_stream)
+            _copy_back(received, self.output)
+            work._future.set_result(self.output)
+        if not capturing and received is not self.output:
+            received.record_stream(ends)
+        return work
+
+    def _start(self, sent: torch.Tensor, received: torch.Tensor, **more: Any) -> Any:
         """The core's work. It has the tensors' addresses only: they must live until it is done."""
         assert self.group is not None and self.config.codecs is not None
         config, choice = self.config, self.choice
         source, target = _real(sent), _real(received)
         part = min(source.numel(), target.numel())
-        return communicator(self.group, config).core.submit(
+        return communicator(self.group, self.input.device, config).core.submit(
             self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
             _DTYPES[source.dtype].number, *self.config.codecs,
             average=self.op == dist.ReduceOp.AVG, root=self.root,
@@ -159,7 +194,7 @@ class Call:
             algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
             raise_non_finite=config.non_finite == "raise", label=self.label,
             deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
-            alternative=choice.alternative if choice else 0.0, **end,
+            alternative=choice.alternative if choice else 0.0, **more,
         )  # fmt: skip
 
     def _staged(self) -> tuple[torch.Tensor, torch.Tensor]:
@@ -170,13 +205,13 @@ class Call:
             return sent, sent
         if output.is_contiguous() and not (output.is_conj() or output.is_neg()):
             return sent, output
-        return sent, torch.empty(output.shape, dtype=output.dtype, device="cpu")
+        return sent, torch.empty(output.shape, dtype=output.dtype, device=output.device)
 
     def _run_plain(self, reason: str, async_op: bool) -> Any:
         plain = self.plainly(reason)
         sent, received, direct = self.input, self.output, True
         if self.input.layout is torch.strided:
-            # gloo reads and writes memory, not strides: what must be copied back is waited for.
+            # The backend reads memory, not strides: what must be copied back is waited for.
             sent, received = (staged.reshape(-1) for staged in self._staged())
             direct = received.data_ptr() == self.output.data_ptr()
         result = plain.send(sent, received, self.group, async_op and direct)
@@ -189,7 +224,7 @@ class Call:
         """Before the backend carries it: whether all ranks do the same."""
         call = PlainCall(self, reason)
         if self.size > 1 and self.group is not None:
-            found = communicator(self.group, self.config)
+            found = communicator(self.group, self.input.device, self.config)
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self._plain_fields)
             if self.input.dtype is self.output.dtype:
@@ -248,13 +283,24 @@ class Call:
         """Refuses before anything is sent what could not be sent right."""
         where = f"{self.collective} {self.label!r}"
         for tensor in (self.input, self.output):
-            if tensor.device.type != "cpu":
+            if tensor.device.type not in ("cpu", "cuda"):
                 raise UnsupportedError(
-                    f"{where}: a tensor is on {tensor.device}; this version compresses CPU "
-                    "tensors only. Use torch.distributed for it."
+                    f"{where}: a tensor is on {tensor.device}; CPU and CUDA tensors are "
+                    "compressed. Use torch.distributed for it."
                 )
             if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
                 raise UnsupportedError(f"{where}: a tensor has no memory behind it")
+        if self.input.device != self.output.device:
+            raise UnsupportedError(
+                f"{where}: input is on {self.input.device}, output on {self.output.device}; they "
+                "must be on the same device"
+            )
+        if self.input.is_cuda and not _core.cuda_built():
+            raise UnsupportedError(
+                f"{where}: a tensor is on {self.input.device}, and this build of cccl has no CUDA "
+                "code. Install one that has (python -m cccl doctor says what this one is), or "
+                "build with CCCLIB_CUDA=ON"
+            )
         if self.input.dtype != self.output.dtype:
             raise UnsupportedError(
                 f"{where}: input is {self.input.dtype}, output {self.output.dtype}; they must be "

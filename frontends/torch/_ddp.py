@@ -160,8 +160,9 @@ def _attach_to(module: torch.nn.Module, _inputs: Any) -> None:
     if not isinstance(module, DistributedDataParallel) or getattr(module, "_comm_hooks", None):
         return
     devices = {parameter.device.type for parameter in module.parameters()}
-    if devices != {"cpu"}:
-        _log.warning("not compressing a DDP model on %s: CPU only", ", ".join(sorted(devices)))
+    if devices not in ({"cpu"}, {"cuda"}):
+        kinds = ", ".join(sorted(devices))
+        _log.warning("not compressing a DDP model on %s: CPU or CUDA only", kinds)
         return
     try:
         compress(module).attached = True

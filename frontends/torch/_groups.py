@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
-from .._config import Config
+from .._config import Config, current_config
 from .._policy import Policy
 from ..errors import ClosedError, UnsupportedError
 
@@ -25,18 +25,52 @@ _MOST_KEPT = 1024
 
 
 class GroupCommunicator:
-    """The core's communicator of a process group, and how often it was made anew."""
+    """The core's communicator of a process group on one device, and how often it was made anew."""
 
-    def __init__(self, group: dist.ProcessGroup, generation: int, deadline: float):
-        from ._gloo import GlooTransport  # needs a torch that is built with distributed support
-
-        self.generation = generation
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        device: torch.device,
+        generation: int,
+        deadline: float,
+        config: Config,
+    ):
+        self.generation, self.device = generation, device
         self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
         self.plain: dict[Any, PlainCall] = {}  # calls that went plain, as `remember` was told
         self._agreed: set[Any] = set()  # their kinds, which all ranks have compared
-        transport = GlooTransport(group, generation, deadline)
-        self.core = _core.Communicator(
-            _core.external_transport(transport.rank, transport.size, transport), deadline
+        self._reported = False  # the failure, to a later caller
+        if device.type == "cuda":
+            from . import _nccl
+
+            number = device.index or 0
+            transport = _nccl.transport(group, generation, number, config, deadline)
+            self.core = _core.Communicator(transport, deadline, number)
+            # Ends behind the core's stream; futures complete on it.
+            self.stream = torch.cuda.Stream(device)
+            self.core_stream = torch.cuda.ExternalStream(self.core.stream, device)
+        else:
+            from ._gloo import GlooTransport  # needs a torch built with distributed support
+
+            gloo = GlooTransport(group, generation, deadline)
+            self.core = _core.Communicator(
+                _core.external_transport(gloo.rank, gloo.size, gloo), deadline
+            )
+
+    def check_open(self) -> None:
+        """Raises `ClosedError` after a failure; on a GPU, where a failure is seen after the call
+        returned, first the error itself."""
+        closed = self.core.closed
+        if not closed:
+            return
+        failure = self.core.failure
+        if failure is not None and self.device.type != "cpu" and not self._reported:
+            self._reported = True
+            raise failure
+        raise ClosedError(
+            f"an earlier collective of this group failed: {closed}. Ranks may have failed at "
+            "different calls: have all of them go back to one place (a checkpoint) and call "
+            "cccl.torch.recover(group), or start them anew"
         )
 
     def agree(self, fields: dict[str, str]) -> None:
@@ -61,7 +95,9 @@ class GroupCommunicator:
         self.plain[key] = call
 
 
-_communicators: weakref.WeakKeyDictionary[Any, GroupCommunicator] = weakref.WeakKeyDictionary()
+_communicators: weakref.WeakKeyDictionary[Any, dict[torch.device, GroupCommunicator]] = (
+    weakref.WeakKeyDictionary()
+)
 _left_behind: weakref.WeakSet[Any] = weakref.WeakSet()  # groups from before a fork
 _lock = threading.Lock()
 
@@ -81,34 +117,33 @@ def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
     return None if group == dist.GroupMember.NON_GROUP_MEMBER else group
 
 
-def existing(group: Any) -> GroupCommunicator | None:
-    """The open communicator of a group that has one."""
+def existing(group: Any, device: torch.device) -> GroupCommunicator | None:
+    """The open communicator of a group that has one on that device."""
     if not _communicators:
         return None
     group = dist.group.WORLD if group is None else group
-    found = _communicators.get(group) if isinstance(group, dist.ProcessGroup) else None
+    if not isinstance(group, dist.ProcessGroup):
+        return None
+    found = _communicators.get(group, {}).get(device)
     return None if found is None or found.core.closed else found
 
 
-def communicator(group: dist.ProcessGroup, config: Config) -> GroupCommunicator:
-    """Of `group`. Raises `ClosedError` after a failure, until `recover` is called."""
+def communicator(
+    group: dist.ProcessGroup, device: torch.device, config: Config
+) -> GroupCommunicator:
+    """Of `group` on a device. After a failure it raises, until `recover` is called."""
     if group in _left_behind:
         raise ClosedError(
             "this process group was made before a fork, and its connections are the parent's: use "
             "collectives in the parent, or call init_process_group in the child"
         )
     with _lock:
-        found = _communicators.get(group)
+        devices = _communicators.setdefault(group, {})
+        found = devices.get(device)
         if found is None:
             deadline = config.deadline or timeout_of(group)
-            found = _communicators[group] = GroupCommunicator(group, 0, deadline)
-    closed = found.core.closed
-    if closed:
-        raise ClosedError(
-            f"an earlier collective of this group failed: {closed}. Ranks may have failed at "
-            "different calls: have all of them go back to one place (a checkpoint) and call "
-            "cccl.torch.recover(group), or start them anew"
-        )
+            found = devices[device] = GroupCommunicator(group, device, 0, deadline, config)
+    found.check_open()
     return found
 
 
@@ -123,11 +158,25 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
         return
     limit = deadline or timeout_of(group)
     with _lock:
-        old = _communicators.get(group)
-        fresh = GroupCommunicator(group, old.generation + 1 if old else 1, limit)
+        old = dict(_communicators.get(group, {})) or {_device_of(group): None}
+        fresh = {
+            device: GroupCommunicator(
+                group, device, found.generation + 1 if found else 1, limit, current_config()
+            )
+            for device, found in old.items()
+        }
         _communicators[group] = fresh
     del old  # outside the lock: its thread may be waiting for it
-    fresh.agree({"collective": "recover"})
+    for device in sorted(fresh, key=str):
+        fresh[device].agree({"collective": "recover"})
+
+
+def _device_of(group: dist.ProcessGroup) -> torch.device:
+    """Where its collectives are, if only one kind of device has a backend; else the CPU."""
+    kinds = {device.type for device in getattr(group, "_device_types", [])}
+    if kinds == {"cuda"}:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def timeout_of(group: dist.ProcessGroup) -> float:
@@ -145,9 +194,9 @@ def _forget_in_fork() -> None:
     """A fork has none of the threads that communicators and gloo need: they are never touched."""
     global _lock
     _lock = threading.Lock()
-    for group, found in list(_communicators.items()):
+    for group, devices in list(_communicators.items()):
         _left_behind.add(group)
-        ctypes.pythonapi.Py_IncRef(ctypes.py_object(found))
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(devices))
     _communicators.clear()
 
 
@@ -157,7 +206,7 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 @atexit.register
 def _close_all() -> None:
     """Before the interpreter goes: the communicators' threads call into Python."""
-    for found in list(_communicators.values()):
+    for found in [one for devices in _communicators.values() for one in devices.values()]:
         if found.core.busy:
             found.core.abort("its process is exiting")
         found.core.close()

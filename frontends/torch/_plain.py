@@ -100,13 +100,15 @@ class PlainCall:
         try:
             result = self._backend(input, output, self._op, self._src, group, async_op)
         except RuntimeError as error:
-            moved = "gloo/transport" in str(error) or "onnection" in str(error)
+            lost = ("gloo/transport", "onnection", "NCCL")
+            moved = any(word in str(error) for word in lost)
             kind = TransportError if moved else UnsupportedError
             raise kind(
                 f"{self._collective} {self._label!r} went plain ({self.reason}), and the backend "
                 f"refused {input.dtype} with {self._op}: {error}"
             ) from error
-        self.record(time.perf_counter() - begun, whole=not async_op)
+        # On a GPU the host knows only that it began.
+        self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda))
         return result
 
     def record(self, seconds: float, *, whole: bool = True) -> None:
@@ -127,7 +129,7 @@ def is_simple(tensor: Any) -> bool:
     """Whether the backend can take a tensor as it is, without a look at anything else of it."""
     simple: bool = (
         type(tensor) is torch.Tensor
-        and tensor.is_cpu
+        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not tensor.requires_grad
         and tensor.is_contiguous()

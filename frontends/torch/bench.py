@@ -35,11 +35,18 @@ def run(options: argparse.Namespace) -> None:
     codecs = bench.codecs_of(options)
     configs = [_config(name, options) for name in codecs]
     torch.set_num_threads(1)  # ranks often share the cores
-    dist.init_process_group("gloo", timeout=timedelta(seconds=options.deadline))
+    limit = timedelta(seconds=options.deadline)
+    if options.device == "cuda":
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        device = torch.device("cuda", torch.cuda.current_device())
+        dist.init_process_group("nccl", timeout=limit, device_id=device)
+    else:
+        device = torch.device("cpu")
+        dist.init_process_group("gloo", timeout=limit)
     try:
         for config in configs:
             for numel in options.numel:
-                row = _measure(config, numel, options)
+                row = _measure(config, numel, device, options)
                 if dist.get_rank() == 0:
                     bench.emit(row, options.json)
     finally:
@@ -59,10 +66,13 @@ def _config(name: str, options: argparse.Namespace) -> Config:
     )  # fmt: skip
 
 
-def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[str, Any]:
+def _measure(
+    config: Config, numel: int, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
     world, rank = dist.get_world_size(), dist.get_rank()
     dtype = getattr(torch, options.dtype)
-    gradient = torch.from_numpy(bench.values_of(numel, options.input, seed=rank)).to(dtype)
+    gradient = torch.from_numpy(bench.values_of(numel, options.input, seed=rank))
+    gradient = gradient.to(device, dtype)
     if options.input:  # the same file on every rank: shift it, or the ranks would agree
         gradient = gradient.roll(rank * (numel // world))
     case = _Case(options.collective, gradient, config, options.beside_python)
@@ -81,7 +91,7 @@ def _measure(config: Config, numel: int, options: argparse.Namespace) -> dict[st
         "world_size": world,
         "numel": numel,
         "dtype": options.dtype,
-        "device": "cpu",
+        "device": options.device,
         "baseline_ms": 1e3 * plain_seconds,
         "ms": 1e3 * seconds,
         "speedup": plain_seconds / seconds,
@@ -161,7 +171,7 @@ class _Case:
             dist.broadcast(exact, 0)
             return exact
         if self.collective == "all_gather":
-            exact = torch.zeros(self.output.numel(), dtype=torch.float64)
+            exact = torch.zeros_like(self.output, dtype=torch.float64)
             part = self.original.numel()
             exact[rank * part : (rank + 1) * part] = self.original.double()
             dist.all_reduce(exact)
@@ -189,24 +199,31 @@ class _Case:
         mine = self.output.view(torch.uint8)
         first = mine.clone()
         dist.broadcast(first, 0)
-        same = torch.tensor([int(torch.equal(first, mine))])
+        same = torch.tensor([int(torch.equal(first, mine))], device=mine.device)
         dist.all_reduce(same, dist.ReduceOp.MIN)
         return bool(same.item())
 
 
 def _time(case: _Case, call: Callable[[], None], repeats: int) -> tuple[float, float]:
     """Median over `repeats` of the slowest rank's seconds, and the share spent waiting."""
-    times = []
+    times, device = [], case.input.device
     for _ in range(repeats + 1):
         case.restore()
         dist.barrier()
+        _finish(device)
         time.sleep(0.005)  # ranks that share cores all leave the barrier before one begins
         begun = time.perf_counter()
         call()
+        _finish(device)
         times.append(time.perf_counter() - begun)
-    slowest = torch.tensor(times[1:], dtype=torch.float64)
+    slowest = torch.tensor(times[1:], dtype=torch.float64, device=device)
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     rows = stats()["rows"]
     busy = sum(row["total_seconds"] for row in rows)
     waiting = sum(row["exposed_seconds"] for row in rows) / busy if busy else 0.0
     return statistics.median(slowest.tolist()), waiting
+
+
+def _finish(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

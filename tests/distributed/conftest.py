@@ -16,6 +16,13 @@ def _pools():
     pools.discard()
 
 
+@pytest.fixture(scope="session")
+def _gpu_pools():
+    pools = Pools("cpu:gloo,cuda:nccl")
+    yield pools
+    pools.discard()
+
+
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_makereport(item, call):
     report = (yield).get_result()
@@ -29,6 +36,14 @@ def ranks(request, _pools):
     yield _pools
     if getattr(request.node, "failed", False):
         _pools.discard()
+
+
+@pytest.fixture
+def gpu_ranks(request, _gpu_pools):
+    """The same with a GPU each, or their share of one, and NCCL beside gloo."""
+    yield _gpu_pools
+    if getattr(request.node, "failed", False):
+        _gpu_pools.discard()
 
 
 @pytest.fixture

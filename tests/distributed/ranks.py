@@ -36,9 +36,22 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _work(rank: int, world: int, port: int, connection: Any, group: bool) -> None:
+def _init_group(rank: int, world: int, backend: str) -> None:
     import torch
     import torch.distributed as dist
+
+    device = None
+    if "nccl" in backend:
+        # Ranks that share a GPU are hosts apart to NCCL, which then talks over sockets.
+        if torch.cuda.device_count() < world:
+            os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+        torch.cuda.set_device(device)
+    dist.init_process_group(backend, timeout=timedelta(seconds=_GROUP_SECONDS), device_id=device)
+
+
+def _work(rank: int, world: int, port: int, connection: Any, backend: str) -> None:
+    import torch
 
     import cccl
 
@@ -48,8 +61,8 @@ def _work(rank: int, world: int, port: int, connection: Any, group: bool) -> Non
     torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
                       WORLD_SIZE=str(world), LOCAL_RANK=str(rank))  # fmt: skip
-    if group:
-        dist.init_process_group("gloo", timeout=timedelta(seconds=_GROUP_SECONDS))
+    if backend:
+        _init_group(rank, world, backend)
     connection.send(None)
     while True:
         try:
@@ -76,16 +89,16 @@ def _work(rank: int, world: int, port: int, connection: Any, group: bool) -> Non
 
 
 class Ranks:
-    """`world` processes of one gloo group."""
+    """`world` processes of one group, of a backend or, with "", of none."""
 
-    def __init__(self, world: int, *, group: bool = True):
+    def __init__(self, world: int, *, backend: str = "gloo"):
         self.world = world
         port = free_port()
         self._connections, self._processes = [], []
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_work, args=(rank, world, port, theirs, group), daemon=True
+                target=_work, args=(rank, world, port, theirs, backend), daemon=True
             )
             process.start()
             theirs.close()
@@ -162,7 +175,8 @@ class Ranks:
 class Pools:
     """One set of processes per world size, started anew where a test left one unusable."""
 
-    def __init__(self) -> None:
+    def __init__(self, backend: str = "gloo") -> None:
+        self._backend = backend
         self._pools: dict[int, Ranks] = {}
 
     def __call__(self, world: int) -> Ranks:
@@ -170,7 +184,7 @@ class Pools:
         if pool is None or not pool.alive:
             if pool is not None:
                 pool.close()
-            pool = self._pools[world] = Ranks(world)
+            pool = self._pools[world] = Ranks(world, backend=self._backend)
         return pool
 
     def discard(self) -> None:

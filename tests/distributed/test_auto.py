@@ -35,7 +35,7 @@ def _pretend(*links):
 
 
 def _policies(group=None):
-    return existing(group).policies
+    return existing(group, torch.device("cpu")).policies
 
 
 def _under_load(busy):

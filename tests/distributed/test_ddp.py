@@ -181,7 +181,7 @@ def _early_state():
 
 def test_a_state_may_be_made_before_the_process_group(own_ranks):
     """F053: and after the group is destroyed, another one works."""
-    pool = own_ranks(2, group=False)
+    pool = own_ranks(2, backend="")
     assert_equal(pool(_early_state))
 
 

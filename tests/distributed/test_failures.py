@@ -270,7 +270,7 @@ def _no_group():
 
 
 def test_without_a_process_group_the_error_says_what_to_call(own_ranks):
-    own_ranks(1, group=False)(_no_group)
+    own_ranks(1, backend="")(_no_group)
 
 
 def _exit_in_the_middle():

@@ -72,6 +72,9 @@ BAD = {
     "non_finite": ["ignore", None],
     "strict": ["true", 0, None],
     "deadline": [0, -1, "soon", True, float("nan")],
+    "nccl_lanes": [0, 9, "two", None, True],
+    "nccl_max_ctas": [-1, 65, 1.5, True],
+    "debug": ["yes", 1, None],
     "attach_ddp": [1, None],
 }
 
@@ -106,6 +109,8 @@ GOOD = {
     "window": ["auto", 1, 64],
     "algorithm": ["auto", "two_shot", "one_shot"],
     "deadline": [None, 1, 0.5],
+    "nccl_lanes": [1, 8],
+    "nccl_max_ctas": [0, 64],
     "non_finite": ["propagate", "raise"],
 }
 

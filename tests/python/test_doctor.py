@@ -15,6 +15,12 @@ import cccl
 from cccl import _core, _nccl, doctor
 from cccl.__main__ import main
 
+NCCL_CALLS = (
+    "GetUniqueId", "CommInitRankConfig", "CommSplit", "CommGetAsyncError", "CommAbort",
+    "CommFinalize", "CommDestroy", "Send", "Recv", "GroupStart", "GroupEnd", "GetErrorString",
+    "GetLastError",
+)  # fmt: skip
+
 
 def examine(**environment: str) -> tuple[int, dict]:
     """In a process of its own, since a loaded library stays."""
@@ -46,11 +52,12 @@ def build_nccl(tmp_path_factory):
     if not compiler:
         pytest.skip("no C compiler")
 
-    def build(version: int, status: int = 0) -> Path:
+    def build(version: int) -> Path:
         folder = tmp_path_factory.mktemp("nccl") / "lib"
         folder.mkdir()
-        source = f"int ncclGetVersion(int* v) {{ *v = {version}; return {status}; }}"
-        (folder / "nccl.c").write_text(source)
+        source = [f"int ncclGetVersion(int* v) {{ *v = {version}; return 0; }}"]
+        source += [f"int nccl{name}(void) {{ return 1; }}" for name in NCCL_CALLS]
+        (folder / "nccl.c").write_text("\n".join(source))
         library = folder / _nccl.SONAME
         subprocess.run([compiler, "-shared", "-fPIC", folder / "nccl.c", "-o", library], check=True)
         return library
@@ -109,12 +116,12 @@ def test_a_torch_older_than_supported_is_a_problem(tmp_path):
 
 
 def test_the_copy_of_nccl_in_the_process_comes_first(build_nccl):
-    loaded, named = build_nccl(22703), build_nccl(23007)
+    loaded, home = build_nccl(22703), build_nccl(23007).parent.parent
     code = (
         f"import ctypes; ctypes.CDLL({str(loaded)!r}); from cccl import _nccl; "
         "found = _nccl.library(); print(found.found_by, found.version)"
     )
-    environment = {**os.environ, "CCCL_NCCL_PATH": str(named)}
+    environment = {**os.environ, "NCCL_HOME": str(home)}
     done = subprocess.run(
         [sys.executable, "-c", code], env=environment, capture_output=True, text=True
     )
@@ -138,12 +145,12 @@ def test_a_path_that_names_no_library_is_a_problem(tmp_path):
 
 def test_a_library_that_is_not_nccl_is_a_problem():
     _, problems = examine_nccl(CCCL_NCCL_PATH=_core.__file__)
-    assert "not NCCL" in problems[0]
+    assert "ncclGetVersion" in problems[0]
 
 
 def test_an_nccl_older_than_supported_is_a_problem(build_nccl):
     _, problems = examine_nccl(CCCL_NCCL_PATH=str(build_nccl(21605)))
-    assert "2.16.5" in problems[0] and doctor.supported()["nccl"]["oldest"] in problems[0]
+    assert "2.16.5" in problems[0] and "2.18" in problems[0]
 
 
 @pytest.mark.parametrize(("number", "text"), [(2708, "2.7.8"), (20905, "2.9.5"), (23203, "2.32.3")])

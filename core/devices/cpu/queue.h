@@ -1,5 +1,7 @@
 #pragma once
 
+#include <chrono>
+
 #include "api/device.h"
 
 namespace cccl {
@@ -8,21 +10,22 @@ namespace cccl {
 class CpuQueue final : public Queue {
  public:
   Device device() const override { return {DeviceKind::kCpu, 0}; }
-  std::unique_ptr<Event> record() override { return std::make_unique<Done>(); }
+  std::unique_ptr<Event> record(bool = false) override { return std::make_unique<Done>(); }
   void wait(const Event&) override {}
   void synchronize() override {}
   void* native() const override { return nullptr; }
 
  private:
+  using Clock = std::chrono::steady_clock;
+
   struct Done final : Event {
     bool done() const override { return true; }
     void synchronize() override {}
+    double seconds_since(const Event& earlier) const override {
+      return std::chrono::duration<double>(at - static_cast<const Done&>(earlier).at).count();
+    }
+    Clock::time_point at = Clock::now();
   };
-};
-
-class CpuAllocator final : public Allocator {
- public:
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override;
 };
 
 }  // namespace cccl

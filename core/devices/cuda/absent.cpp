@@ -12,8 +12,10 @@ namespace {
 bool built() { return false; }
 int device_count() { return 0; }
 std::shared_ptr<Queue> queue_on(int, void*) { refuse(); }
-std::shared_ptr<Queue> new_queue(int) { refuse(); }
-std::unique_ptr<Allocator> new_allocator(int) { refuse(); }
+std::shared_ptr<std::byte> allocate(int, std::size_t) { refuse(); }
+std::shared_ptr<const Platform> platform(int) { refuse(); }
+void push_range(const char*) {}
+void pop_range() {}
 void copy_to_host(const std::byte*, MutableBytes, Queue&) { refuse(); }
 void copy_from_host(Bytes, std::byte*, Queue&) { refuse(); }
 

@@ -15,13 +15,18 @@ bool built();  // whether this build has CUDA code
 int device_count();  // 0 without a driver or a build for it
 
 // A queue on `stream` (a cudaStream_t; null: the legacy default stream). The same stream always
-// has the same queue, whose small workspace is allocated at the first call.
+// has the same queue.
 std::shared_ptr<Queue> queue_on(int device, void* stream);
 
-// A queue with a non-blocking stream of its own.
-std::shared_ptr<Queue> new_queue(int device);
+// Plain memory on a device.
+std::shared_ptr<std::byte> allocate(int device, std::size_t bytes);
 
-std::unique_ptr<Allocator> new_allocator(int device);
+// Throws DeviceError where the driver is too old, or this build has no code for the device.
+std::shared_ptr<const Platform> platform(int device);
+
+// Names what the host submits from here on, for profilers (NVTX); nests.
+void push_range(const char* name);
+void pop_range();
 
 // Behind the work in `queue`; the host waits, and sees errors of that work as synchronize() does.
 void copy_to_host(const std::byte* from, MutableBytes to, Queue& queue);

@@ -82,6 +82,12 @@ __device__ inline Totals inspect(const Sources& sources, Report* report) {
       totals.flags |= kReported;
       report->damaged = i + 1;
     }
+    if (bad && report && lane_id() == __ffs(bad) - 1) {
+      const unsigned int alone = sources.count == 1 ? kUnknownSource : i + 1;
+      const unsigned int source = header.origin ? header.origin : alone;
+      const unsigned int before = report->non_finite;
+      if (before == 0 || source < before) report->non_finite = source;
+    }
   }
   return totals;
 }

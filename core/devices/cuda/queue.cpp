@@ -13,26 +13,43 @@
 namespace cccl::cuda {
 namespace {
 
-void raise_if_damaged(Report& report) {
+Findings take_findings(Report& report) {
+  Findings found;
   const unsigned int damaged = std::exchange(report.damaged, 0u);
   if (damaged == kUnknownSource)
-    throw CorruptPayloadError("payload body is damaged: its checksum does not match");
-  if (damaged)
-    throw CorruptPayloadError("payload " + std::to_string(damaged - 1) +
-                              " of those read on a CUDA device is damaged, or of another codec, "
-                              "dtype or count than expected");
+    found.damage = std::make_exception_ptr(
+        CorruptPayloadError("payload body is damaged: its checksum does not match"));
+  else if (damaged)
+    found.damage = std::make_exception_ptr(CorruptPayloadError(
+        "payload " + std::to_string(damaged - 1) +
+        " of those read on a CUDA device is damaged, or of another codec, dtype or count than "
+        "expected"));
+  const unsigned int source = std::exchange(report.non_finite, 0u);
+  found.non_finite = source != 0;
+  if (source && source != kUnknownSource) found.origin = static_cast<int>(source) - 1;
+  return found;
+}
+
+void raise_if_damaged(Report& report) {
+  if (const auto found = take_findings(report); found.damage) std::rethrow_exception(found.damage);
 }
 
 class CudaEvent final : public Event {
  public:
-  CudaEvent(int device, cudaStream_t stream, std::shared_ptr<Report> report)
+  CudaEvent(int device, cudaStream_t stream, std::shared_ptr<Report> report, bool timed)
       : device_(device), report_(std::move(report)) {
-    CCCLIB_CUDA(cudaEventCreateWithFlags, &event_, cudaEventDisableTiming);
-    CCCLIB_CUDA(cudaEventRecord, event_, stream);
+    CCCLIB_CUDA(cudaEventCreateWithFlags, &event_,
+                timed ? cudaEventDefault : cudaEventDisableTiming);
+    const auto status = cudaEventRecord(event_, stream);
+    if (status == cudaSuccess) return;
+    cudaEventDestroy(event_);
+    check(status, "cudaEventRecord");
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   bool done() const override {
+    const RelaxedCapture
+        relaxed;  // others may be capturing, which is none of this event's business
     const auto status = cudaEventQuery(event_);
     if (status == cudaErrorNotReady) return false;
     check(status, "cudaEventQuery");
@@ -41,7 +58,13 @@ class CudaEvent final : public Event {
   void synchronize() override {
     DeviceGuard guard(device_);
     CCCLIB_CUDA(cudaEventSynchronize, event_);
-    raise_if_damaged(*report_);
+    if (report_) raise_if_damaged(*report_);
+  }
+  double seconds_since(const Event& earlier) const override {
+    float milliseconds = 0;
+    CCCLIB_CUDA(cudaEventElapsedTime, &milliseconds, static_cast<const CudaEvent&>(earlier).event_,
+                event_);
+    return 1e-3 * milliseconds;
   }
   cudaEvent_t event() const { return event_; }
 
@@ -51,39 +74,10 @@ class CudaEvent final : public Event {
   std::shared_ptr<Report> report_;
 };
 
-class CudaAllocator final : public Allocator {
- public:
-  explicit CudaAllocator(int device) : device_(device) {}
-
-  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
-    DeviceGuard guard(device_);
-    void* memory = nullptr;
-    CCCLIB_CUDA(cudaMalloc, &memory, bytes);
-    return {static_cast<std::byte*>(memory), [device = device_](std::byte* data) {
-              int before = 0;
-              cudaGetDevice(&before);
-              cudaSetDevice(device);
-              cudaFree(data);
-              cudaSetDevice(before);
-            }};
-  }
-
- private:
-  int device_;
-};
-
 }  // namespace
 
 CudaQueue::CudaQueue(int device, cudaStream_t stream, bool owned)
-    : device_(device), stream_(stream), owned_(owned) {
-  DeviceGuard guard(device);
-  void* report = nullptr;
-  CCCLIB_CUDA(cudaHostAlloc, &report, sizeof(Report), cudaHostAllocMapped);
-  report_ = {new (report) Report{}, [](Report* memory) { cudaFreeHost(memory); }};
-  CCCLIB_CUDA(cudaMalloc, reinterpret_cast<void**>(&workspace_), sizeof(Workspace));
-  CCCLIB_CUDA(cudaMemset, workspace_, 0, sizeof(Workspace));
-  CCCLIB_CUDA(cudaStreamSynchronize, cudaStreamLegacy);  // a non-blocking stream would not wait
-}
+    : device_(device), stream_(stream), owned_(owned) {}
 
 CudaQueue::~CudaQueue() {
   int before = 0;
@@ -93,13 +87,34 @@ CudaQueue::~CudaQueue() {
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
-  cudaFree(workspace_);
+  shared_ = {};
   cudaSetDevice(before);
 }
 
-std::unique_ptr<Event> CudaQueue::record() {
+const CudaQueue::Shared& CudaQueue::shared() const {
+  std::call_once(made_, [&] {
+    DeviceGuard guard(device_);
+    RelaxedCapture relaxed;
+    void* report = nullptr;
+    CCCLIB_CUDA(cudaHostAlloc, &report, sizeof(Report), cudaHostAllocMapped);
+    shared_.report = {new (report) Report{}, [](Report* memory) { cudaFreeHost(memory); }};
+    void* workspace = nullptr;
+    CCCLIB_CUDA(cudaMalloc, &workspace, sizeof(Workspace));
+    shared_.workspace = {static_cast<Workspace*>(workspace), [](Workspace* p) { cudaFree(p); }};
+    // On a stream of its own: the queue's may be captured, and a non-blocking one waits for none.
+    cudaStream_t stream = nullptr;
+    CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
+    cudaMemsetAsync(workspace, 0, sizeof(Workspace), stream);
+    const auto status = cudaStreamSynchronize(stream);
+    cudaStreamDestroy(stream);
+    check(status, "cudaMemsetAsync");
+  });
+  return shared_;
+}
+
+std::unique_ptr<Event> CudaQueue::record(bool timed) {
   DeviceGuard guard(device_);
-  return std::make_unique<CudaEvent>(device_, stream_, report_);
+  return std::make_unique<CudaEvent>(device_, stream_, shared_.report, timed);
 }
 
 void CudaQueue::wait(const Event& event) {
@@ -108,10 +123,20 @@ void CudaQueue::wait(const Event& event) {
     CCCLIB_CUDA(cudaStreamWaitEvent, stream_, cuda->event(), 0u);
 }
 
+Findings CudaQueue::findings() {
+  return shared_.report ? take_findings(*shared_.report) : Findings{};
+}
+
+bool CudaQueue::capturing() const {
+  auto status = cudaStreamCaptureStatusNone;
+  CCCLIB_CUDA(cudaStreamIsCapturing, stream_, &status);
+  return status != cudaStreamCaptureStatusNone;
+}
+
 void CudaQueue::synchronize() {
   DeviceGuard guard(device_);
   CCCLIB_CUDA(cudaStreamSynchronize, stream_);
-  raise_if_damaged(*report_);
+  if (shared_.report) raise_if_damaged(*shared_.report);
 }
 
 CudaQueue& cuda_queue(Queue& queue) {
@@ -136,17 +161,6 @@ std::shared_ptr<Queue> queue_on(int device, void* stream) {
   auto& queue = queues[{device, stream}];
   if (!queue) queue = std::make_shared<CudaQueue>(device, static_cast<cudaStream_t>(stream), false);
   return queue;
-}
-
-std::shared_ptr<Queue> new_queue(int device) {
-  DeviceGuard guard(device);
-  cudaStream_t stream = nullptr;
-  CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
-  return std::make_shared<CudaQueue>(device, stream, true);
-}
-
-std::unique_ptr<Allocator> new_allocator(int device) {
-  return std::make_unique<CudaAllocator>(device);
 }
 
 void copy_to_host(const std::byte* from, MutableBytes to, Queue& queue) {

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include <memory>
+#include <mutex>
 
 #include "api/device.h"
 
@@ -18,7 +19,8 @@ struct Workspace {
 
 // Host memory that kernels of one queue report to.
 struct Report {
-  unsigned int damaged;  // 0: none; else 1 + the number of a damaged payload, or kUnknownSource
+  unsigned int damaged;     // 0: none; else 1 + the number of a damaged payload, or kUnknownSource
+  unsigned int non_finite;  // 0: none; else 1 + the rank that it came from, or kUnknownSource
 };
 inline constexpr unsigned int kUnknownSource = ~0u;
 
@@ -29,24 +31,33 @@ class CudaQueue final : public Queue {
   ~CudaQueue() override;
 
   Device device() const override { return {DeviceKind::kCuda, device_}; }
-  std::unique_ptr<Event> record() override;
+  std::unique_ptr<Event> record(bool timed) override;
   void wait(const Event& event) override;
   void* native() const override { return stream_; }
+  Findings findings() override;
+  bool capturing() const override;
 
   // Throws CorruptPayloadError if a kernel found a damaged payload since the last call, DeviceError
   // if one failed.
   void synchronize() override;
 
   cudaStream_t stream() const { return stream_; }
-  Workspace* workspace() const { return workspace_; }
-  Report* report() const { return report_.get(); }
+  Workspace* workspace() const { return shared().workspace.get(); }
+  Report* report() const { return shared().report.get(); }
 
  private:
+  struct Shared {
+    std::shared_ptr<Workspace> workspace;
+    std::shared_ptr<Report> report;  // events, which may outlive the queue, have it too
+  };
+  // Made when first needed: many queues only wait.
+  const Shared& shared() const;
+
   int device_;
   cudaStream_t stream_;
   bool owned_;
-  Workspace* workspace_ = nullptr;
-  std::shared_ptr<Report> report_;  // shared with events, which may outlive the queue
+  mutable std::once_flag made_;
+  mutable Shared shared_;
 };
 
 // `queue` as what it must be. Throws UnsupportedError for another device's.

@@ -1,0 +1,137 @@
+"""Step times of a GPT's data-parallel training on GPUs: plain DDP, PyTorch's hooks, and ours.
+
+Runs as one rank of several, e.g. on four hosts behind 10 Gbit/s that share one GPU:
+
+    python benchmarks/netlab.py run --hosts 4 --rate 10gbit --mtu 9000 -- \
+        python benchmarks/gpu_ddp.py --json
+"""
+
+import argparse
+import contextlib
+import json
+import os
+import statistics
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.nn.parallel import DistributedDataParallel
+
+import cccl
+import cccl.torch
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
+from corpus import load, sample
+from gpt import GPT, Size
+
+SIZE = Size(layers=12, width=768, heads=12, context=512, batch=8)
+WAYS = ("none", "fp32", "bf16", "powersgd", "block_float8", "block_float4")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--steps", type=int, default=30, help="of which the first third warms up")
+    parser.add_argument("--trace", type=Path, help="write a profiler trace of rank 0 here")
+    parser.add_argument("--json", action="store_true", help="one JSON object per line")
+    options = parser.parse_args()
+    torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+    device = torch.device("cuda", torch.cuda.current_device())
+    dist.init_process_group("nccl", device_id=device)
+    try:
+        for way in options.ways:
+            row = measure(way, device, options)
+            if dist.get_rank() == 0:
+                print(json.dumps(row) if options.json else row, flush=True)
+    finally:
+        dist.destroy_process_group()
+
+
+def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+    """Median step of the slowest rank, and what the hook cost the host."""
+    torch.manual_seed(0)
+    model = GPT(SIZE).to(device)
+    parameters = sum(p.numel() for p in model.parameters())
+    model = DistributedDataParallel(model, device_ids=[device], gradient_as_bucket_view=True)
+    host: list[float] = []
+    attach(model, way, host)
+    optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
+    text, _ = load()
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    batches = [
+        [t.to(device) for t in sample(text, SIZE.batch, SIZE.context, generator)] for _ in range(8)
+    ]
+    cccl.reset_stats()
+    times, backward, losses = [], [], []
+    warm = options.steps // 3
+    profiler: Any = contextlib.nullcontext()
+    for step in range(options.steps):
+        if step == options.steps - 2 and options.trace and dist.get_rank() == 0:
+            profiler = torch.profiler.profile()
+        torch.cuda.synchronize()
+        with profiler:
+            begun = time.perf_counter()
+            optimizer.zero_grad()
+            with torch.autocast("cuda", torch.bfloat16):
+                loss = model(*batches[step % len(batches)])
+            torch.cuda.synchronize()
+            middle = time.perf_counter()
+            loss.backward()
+            torch.cuda.synchronize()
+            backward.append(time.perf_counter() - middle)
+            optimizer.step()
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - begun)
+        losses.append(loss.item())
+    if options.trace and dist.get_rank() == 0:
+        profiler.export_chrome_trace(str(options.trace.with_stem(f"{options.trace.stem}-{way}")))
+    measured = torch.tensor([times[warm:], backward[warm:]], device=device)
+    dist.all_reduce(measured, dist.ReduceOp.MAX)
+    step_ms, backward_ms = (1e3 * statistics.median(row) for row in measured.tolist())
+    hooks = host[len(host) // 3 :]
+    return {
+        "way": way,
+        "world_size": dist.get_world_size(),
+        "parameters": parameters,
+        "step_ms": step_ms,
+        "backward_ms": backward_ms,
+        "hook_host_us": 1e6 * statistics.median(hooks) if hooks else 0.0,
+        "loss": losses[-1],
+    }
+
+
+def attach(model: DistributedDataParallel, way: str, host: list[float]) -> None:
+    """Registers the hook of that name; ours with a clock around it."""
+    if way == "none":
+        model.register_comm_hook(None, _nothing)
+    elif way == "bf16":
+        model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    elif way == "powersgd":
+        state = powerSGD_hook.PowerSGDState(
+            None, matrix_approximation_rank=4, start_powerSGD_iter=2
+        )
+        model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
+    elif way != "fp32":
+        state = cccl.torch.CompressionState(config=cccl.Config(compression_type=way, strict=True))
+
+        def timed(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+            begun = time.perf_counter()
+            future = cccl.torch.compression_hook(state, bucket)
+            host.append(time.perf_counter() - begun)
+            return future
+
+        model.register_comm_hook(state, timed)
+
+
+def _nothing(_: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+    future: torch.futures.Future[torch.Tensor] = torch.futures.Future()
+    future.set_result(bucket.buffer())
+    return future
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,73 @@
+#include "devices/cpu/platform.h"
+
+#include <algorithm>
+#include <cstring>
+#include <limits>
+#include <new>
+#include <vector>
+
+#include "api/codec.h"
+#include "api/measure.h"
+#include "devices/cpu/convert.h"
+#include "devices/cpu/queue.h"
+
+namespace cccl {
+namespace {
+
+class CpuAllocator final : public Allocator {
+ public:
+  std::shared_ptr<std::byte> allocate(std::size_t bytes) override {
+    constexpr std::align_val_t alignment{kPayloadAlignment};
+    auto* memory = static_cast<std::byte*>(::operator new(bytes, alignment));
+    return {memory, [](std::byte* p) { ::operator delete(p, alignment); }};
+  }
+};
+
+struct CpuErrorSample final : ErrorSample {
+  explicit CpuErrorSample(ErrorSums found) : found(found) {}
+  ErrorSums sums() const override { return found; }
+  ErrorSums found;
+};
+
+class CpuPlatform final : public Platform {
+ public:
+  Device device() const override { return {DeviceKind::kCpu, 0}; }
+  std::unique_ptr<Queue> new_queue() const override { return std::make_unique<CpuQueue>(); }
+  std::shared_ptr<Queue> queue_on(void*) const override { return std::make_shared<CpuQueue>(); }
+  std::unique_ptr<Allocator> allocator_for(Queue&) const override {
+    return std::make_unique<CpuAllocator>();
+  }
+  Flag new_flag() const override { return std::make_shared<std::atomic<std::uint32_t>>(0); }
+
+  void copy(ConstValues from, Values to, Queue&) const override {
+    if (from.bytes() && to.data != from.data) std::memcpy(to.data, from.data, from.bytes());
+  }
+
+  void fill_nan(Values out, const Flag& flag, Queue&) const override {
+    if (!is_floating(out.dtype) || (flag && !*flag)) return;
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    for (std::size_t i = 0; i < out.count; ++i) store(out.dtype, &nan, 1, out.part(i, 1).data);
+  }
+
+  std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,
+                                            Queue& queue) const override {
+    thread_local std::vector<std::byte> payload, decoded;
+    EncodeArgs sample = args;
+    sample.in = args.in.part(0, std::min(kErrorSample, args.in.count));
+    payload.resize(codec.max_encoded_bytes(sample.in.count, sample.in.dtype));
+    decoded.resize(sample.in.bytes());
+    sample.out = payload;
+    const Values out{decoded.data(), sample.in.count, sample.in.dtype};
+    codec.decode({payload.data(), codec.encode(sample, queue)}, out, queue);
+    return std::make_unique<CpuErrorSample>(compare(sample.in, out));
+  }
+};
+
+}  // namespace
+
+std::shared_ptr<const Platform> cpu_platform() {
+  static const auto platform = std::make_shared<const CpuPlatform>();
+  return platform;
+}
+
+}  // namespace cccl

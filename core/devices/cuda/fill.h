@@ -1,0 +1,20 @@
+// NaN over an output, decided on the device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "api/buffer.h"
+#include "devices/cuda/queue.h"
+
+namespace cccl::cuda {
+
+// If `flag` is null or raised, or `report` has damage, when the stream comes to it.
+void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report,
+                     cudaStream_t stream);
+
+// Whether this build has code for the current device.
+cudaError_t find_code();
+
+}  // namespace cccl::cuda

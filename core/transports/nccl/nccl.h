@@ -1,0 +1,41 @@
+// Bytes between GPUs over NCCL's sends and receives. A build without CUDA has the same functions
+// (absent.cpp), which refuse.
+#pragma once
+
+#include <cstddef>
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "api/transport.h"
+
+namespace cccl::nccl {
+
+// How ranks reach each other beside NCCL: a rendezvous store, say. Called from any thread.
+struct SideChannel {
+  // As Transport::exchange. Throws DeadlineError that names the ranks that did not come.
+  std::function<void(Bytes mine, MutableBytes all, std::uint64_t number, Seconds deadline)>
+      exchange;
+  std::function<void(const std::string& reason)> tell;  // why this rank gives up
+  std::function<std::string(bool wait)> heard;  // why another did, or ""; `wait`: soon, surely
+};
+
+struct Options {
+  int rank = 0, size = 1, device = 0;
+  int lanes = 2;          // communicators in turn: one's transfers begin while another's end
+  int max_ctas = 0;       // thread blocks that NCCL may take per communicator; 0: its own choice
+  Seconds deadline{0};    // to connect, and for what NCCL does before it launches
+};
+
+// Connects, and loads NCCL, when it is first asked to move something: that throws UnsupportedError
+// without a usable library, DeadlineError or TransportError.
+std::shared_ptr<Transport> make_transport(const Options& options, SideChannel side_channel);
+
+// Of the library that would be used. Throws UnsupportedError.
+struct Version {
+  int number;  // 22809
+  std::string text, path;
+};
+Version version();
+
+}  // namespace cccl::nccl

@@ -1,0 +1,142 @@
+"""What goes wrong over NCCL is a typed error on every survivor, soon, and outputs are NaN."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+import torch.distributed as dist
+from expect import gradient
+from ranks import Died
+
+import cccl
+import cccl.torch
+from cccl import _core
+
+pytestmark = pytest.mark.skipif(not _core.cuda_device_count(), reason="no CUDA device")
+
+DEADLINE = 4.0
+CONFIG = cccl.Config(compression_type="block_float8", deadline=DEADLINE)
+COUNT = 1 << 20
+
+
+def _first(count=COUNT):
+    tensor = gradient(dist.get_rank(), count, torch.float32).cuda()
+    cccl.torch.all_reduce(tensor, config=CONFIG)
+    torch.cuda.synchronize()
+    return tensor
+
+
+def _left_alone(kill):
+    """Rank 1 does not come to the second collective, or dies before it."""
+    tensor = _first()
+    if dist.get_rank() == 1:
+        if kill:
+            os.kill(os.getpid(), signal.SIGKILL)
+        time.sleep(DEADLINE + 6)
+        return None
+    begun = time.monotonic()
+    try:
+        cccl.torch.all_reduce(tensor, config=CONFIG)
+        torch.cuda.synchronize()  # comes back: nothing hangs on the device
+        assert tensor.isnan().all()
+        cccl.torch.all_reduce(tensor.clone(), config=CONFIG)
+        error = None
+    except cccl.Error as found:
+        error = found
+        assert tensor.isnan().all()
+    seconds = time.monotonic() - begun
+    try:
+        cccl.torch.all_reduce(tensor, config=CONFIG)
+        closed = False
+    except cccl.ClosedError:
+        closed = True
+    return type(error), str(error), seconds, closed
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_a_rank_that_does_not_come_meets_the_deadline(own_ranks, world):
+    found = own_ranks(world, backend="cpu:gloo,cuda:nccl")(_left_alone, False)
+    for rank in (r for r in range(world) if r != 1):
+        kind, text, seconds, closed = found[rank]
+        assert issubclass(kind, cccl.TransportError), text
+        assert "rank" in text
+        assert closed
+        assert seconds < DEADLINE + 5
+
+
+@pytest.mark.parametrize("world", [2, 3])
+def test_survivors_of_a_killed_rank_get_an_error(own_ranks, world):
+    """F020: torch's own NCCL group leaves them waiting in synchronize()."""
+    found = own_ranks(world, backend="cpu:gloo,cuda:nccl").outcomes(_left_alone, True)
+    assert isinstance(found[1], Died)
+    for rank in (r for r in range(world) if r != 1):
+        assert not isinstance(found[rank], Exception), found[rank]
+        kind, text, seconds, closed = found[rank]
+        assert issubclass(kind, cccl.TransportError), text
+        assert closed
+        assert seconds < DEADLINE + 5
+
+
+def _recovered():
+    tensor = _first()
+    want = _first()
+    if dist.get_rank() == 1:
+        time.sleep(DEADLINE + 2)
+    else:
+        with pytest.raises(cccl.Error):
+            for _ in range(2):
+                cccl.torch.all_reduce(tensor, config=CONFIG)
+                torch.cuda.synchronize()
+    cccl.torch.recover(deadline=30.0)
+    again = gradient(dist.get_rank(), COUNT, torch.float32).cuda()
+    cccl.torch.all_reduce(again, config=CONFIG)
+    assert torch.equal(again, want)
+
+
+def test_a_group_recovers(own_ranks):
+    own_ranks(2, backend="cpu:gloo,cuda:nccl")(_recovered)
+
+
+def _aborted():
+    """One rank gives up; the other hears its reason."""
+    from cccl.torch._groups import communicator
+
+    tensor = _first()
+    if dist.get_rank() == 1:
+        time.sleep(0.5)
+        communicator(dist.group.WORLD, tensor.device, CONFIG).core.abort("out of coffee")
+        return ""
+    try:
+        cccl.torch.all_reduce(tensor, config=CONFIG)
+        torch.cuda.synchronize()
+        cccl.torch.all_reduce(tensor, config=CONFIG)
+    except cccl.PeerAbortedError as error:
+        return str(error)
+
+
+def test_a_reason_reaches_the_other_ranks(own_ranks):
+    assert "out of coffee" in own_ranks(2, backend="cpu:gloo,cuda:nccl")(_aborted)[0]
+
+
+def test_a_library_that_is_not_there_is_named():
+    """F013: the error says what was tried, and what to do."""
+    program = """
+import cccl, cccl._core as core
+try:
+    core.nccl_version()
+except cccl.UnsupportedError as error:
+    print(error)
+"""
+    environment = {**os.environ, "CCCL_NCCL_PATH": "/nowhere/libnccl.so.2"}
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert "/nowhere/libnccl.so.2" in done.stdout
+    assert "CCCL_NCCL_PATH" in done.stdout
+    assert done.returncode == 0, done.stderr
