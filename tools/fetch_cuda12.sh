@@ -15,10 +15,11 @@ cd "$work"
 apt=(apt-get -qq -o Dir::Etc::SourceList="$work/sources.list" -o Dir::Etc::SourceParts=/dev/null
   -o Dir::State::Lists="$work/lists" -o Dir::Cache="$work/cache" -o APT::Sandbox::User=root)
 "${apt[@]}" update
-"${apt[@]}" download nvidia-cuda-toolkit nvidia-cuda-dev libcu++-dev
+"${apt[@]}" download nvidia-cuda-toolkit nvidia-cuda-dev libcudart12 libcu++-dev
 dpkg-deb --fsys-tarfile nvidia-cuda-toolkit_*.deb | tar -x -C new ./usr/bin ./usr/lib/nvidia-cuda-toolkit
 dpkg-deb --fsys-tarfile nvidia-cuda-dev_*.deb | tar -x -C new --wildcards ./usr/include \
   './usr/lib/*/libcudart*' './usr/lib/*/libcudadevrt.a'
+dpkg-deb --fsys-tarfile libcudart12_*.deb | tar -x -C new --wildcards './usr/lib/*/libcudart.so*'
 dpkg-deb --fsys-tarfile libcu++-dev_*.deb | tar -x -C new ./usr/include
 
 mkdir -p cuda/{bin,lib64,nvvm/bin}
@@ -27,7 +28,7 @@ cp -r new/usr/lib/nvidia-cuda-toolkit/bin/{nvcc,crt} cuda/bin/
 cp new/usr/lib/nvidia-cuda-toolkit/bin/cicc cuda/nvvm/bin/
 cp -r new/usr/lib/nvidia-cuda-toolkit/libdevice cuda/nvvm/
 cp -r new/usr/include cuda/
-cp new/usr/lib/*/lib*.a cuda/lib64/
+cp -P new/usr/lib/*/libcuda* cuda/lib64/
 # NVIDIA's layout, whose files find each other from where nvcc is.
 cat >cuda/bin/nvcc.profile <<'PROFILE'
 TOP              = $(_HERE_)/..

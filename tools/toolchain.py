@@ -77,14 +77,14 @@ def cuda_home(major: str, fetch: bool) -> Path:
         call(ROOT / "tools/fetch_cuda12.sh", fetched)
         return fetched
     pins = versions()["cuda"][major]["packages"]
-    call(PYTHON, "-m", "pip", "install", "-q", "--no-deps", "--target", fetched / "packages",
+    packages = BUILD / f"cuda-{major}-packages"
+    call(PYTHON, "-m", "pip", "install", "-q", "--no-deps", "--target", packages,
          *(f"{name}=={version}" for name, version in pins.items()))  # fmt: skip
-    # The layout that FindCUDAToolkit looks for.
-    parts = fetched / "packages" / "nvidia" / f"cu{major}"
-    for name in ("bin", "include", "nvvm"):
-        (fetched / name).symlink_to(parts / name)
-    (fetched / "lib64").symlink_to(parts / "lib")
-    (parts / "lib" / "libcudart.so").symlink_to(f"libcudart.so.{major}")
+    # Two names that nvcc and FindCUDAToolkit look for.
+    home = packages / "nvidia" / f"cu{major}"
+    (home / "lib64").symlink_to("lib")
+    (home / "lib" / "libcudart.so").symlink_to(f"libcudart.so.{major}")
+    fetched.symlink_to(home)
     return fetched
 
 
