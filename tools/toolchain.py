@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shutil
@@ -44,6 +45,7 @@ def call(*command: object, **options: Any) -> str:
     return done.stdout or ""
 
 
+@functools.cache
 def commit_time() -> str:
     """Seconds since 1970 of the last commit: all files in what is built are dated so."""
     given = os.environ.get("SOURCE_DATE_EPOCH")
