@@ -7,6 +7,7 @@ environment. `--twice` builds it again and compares the bytes.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -16,6 +17,7 @@ import subprocess
 import tarfile
 import tempfile
 import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 from toolchain import (
@@ -75,19 +77,31 @@ def build_wheel(sdist: Path, flavour: str, fetch: bool = False, folder: str = ""
         define = ["CCCLIB_CUDA=ON", "CCCLIB_CUDA_ALL=ON"]
         environment["CUDA_HOME"] = str(cuda_home(flavour.removeprefix("cuda"), fetch))
     environment["SKBUILD_CMAKE_DEFINE"] = ";".join(define)
-    shutil.rmtree(SCRATCH, ignore_errors=True)
-    with tarfile.open(sdist) as archive:
-        archive.extractall(SCRATCH, filter="data")
-    source = SCRATCH / sdist.name.removesuffix(".tar.gz")
-    stamp(source / "pyproject.toml", flavour)
-    call(PYTHON, "-m", "build", "--wheel", "--outdir", SCRATCH / "built", source, env=environment)
-    (built,) = (SCRATCH / "built").glob("*.whl")
-    call(PYTHON, "-m", "auditwheel", "repair", "-w", SCRATCH / "tagged", built, env=environment)
-    (tagged,) = (SCRATCH / "tagged").glob("*.whl")
-    (DIST / folder).mkdir(parents=True, exist_ok=True)
-    wheel = Path(shutil.copy(tagged, DIST / folder))
-    shutil.rmtree(SCRATCH)
-    return wheel
+    with scratch() as where:
+        with tarfile.open(sdist) as archive:
+            archive.extractall(where, filter="data")
+        source = where / sdist.name.removesuffix(".tar.gz")
+        built, tagged = where / "built", where / "tagged"
+        stamp(source / "pyproject.toml", flavour)
+        call(PYTHON, "-m", "build", "--wheel", "--outdir", built, source, env=environment)
+        call(PYTHON, "-m", "auditwheel", "repair", "-w", tagged, *built.glob("*.whl"),
+             env=environment)  # fmt: skip
+        (wheel,) = tagged.glob("*.whl")
+        (DIST / folder).mkdir(parents=True, exist_ok=True)
+        return Path(shutil.copy(wheel, DIST / folder))
+
+
+@contextlib.contextmanager
+def scratch() -> Iterator[Path]:
+    """The one folder to build in, for one build at a time."""
+    try:
+        SCRATCH.mkdir()
+    except FileExistsError as error:
+        raise Unavailable(f"{SCRATCH} is there: another build uses it, or was killed") from error
+    try:
+        yield SCRATCH
+    finally:
+        shutil.rmtree(SCRATCH)
 
 
 def stamp(pyproject: Path, flavour: str) -> None:
