@@ -61,6 +61,8 @@ def describe(wheel: Path) -> None:
         if other:
             raise SystemExit(f"licences to look at: {other}")
         print(f"licences: {found}")
+        # They came with the environment.
+        call(python, "-m", "pip", "uninstall", "-q", "-y", "setuptools", "pip")
         call(PYTHON, "-m", "cyclonedx_py", "environment", python, "--output-reproducible",
              "--pyproject", "pyproject.toml", "--output-format", "JSON",
              "--output-file", DIST / "sbom.cdx.json")  # fmt: skip

@@ -6,7 +6,6 @@ import argparse
 import ctypes
 import dataclasses
 import importlib
-import importlib.metadata
 import json
 import os
 import platform
