@@ -13,6 +13,7 @@ import os
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,7 @@ def main() -> None:
     parser.add_argument("--windows", type=int, nargs="+", default=[2, 3])
     parser.add_argument("--chunks", nargs="+", default=["auto", "2MiB", "4MiB", "8MiB"])
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--trace", type=Path, help="write a profiler trace of the last one here")
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device())
@@ -52,6 +54,12 @@ def main() -> None:
                    "host_us": 1e6 * host}  # fmt: skip
             if dist.get_rank() == 0:
                 print(json.dumps(row), flush=True)
+        if options.trace and dist.get_rank() == 0:
+            with torch.profiler.profile() as profiler:
+                seconds(ours, 0)
+            profiler.export_chrome_trace(str(options.trace))
+        elif options.trace:
+            seconds(ours, 0)
     dist.destroy_process_group()
 
 
@@ -66,7 +74,7 @@ def seconds(call: Callable[[], object], repeats: int) -> tuple[float, float]:
         host = time.perf_counter() - begun
         torch.cuda.synchronize()
         times.append((time.perf_counter() - begun, host))
-    slowest = torch.tensor(times[2:], device="cuda")
+    slowest = torch.tensor(times[min(2, repeats) :], device="cuda")
     dist.all_reduce(slowest, dist.ReduceOp.MAX)
     whole, host = (statistics.median(column) for column in slowest.T.tolist())
     return whole, host

@@ -270,8 +270,9 @@ void register_communicator(nb::module_& module) {
              nb::arg("lanes"), nb::arg("max_ctas"), nb::arg("deadline"), nb::arg("channel"));
   module.def("nccl_version", [] {
     const auto found = nccl::version();
-    return nb::make_tuple(found.number, found.text, found.path);
+    return nb::make_tuple(found.number, nccl::text_of_version(found.number), found.path);
   });
+  module.def("nccl_version_text", nccl::text_of_version);
 
   nb::class_<Work>(module, "Work")
       .def("wait", wait_for, nb::arg("timeout") = nb::none())
@@ -283,12 +284,16 @@ void register_communicator(nb::module_& module) {
       .def(
           "__init__",
           [](PythonCommunicator* self, std::shared_ptr<Transport> transport, double deadline,
-             std::optional<int> device) {
+             std::optional<int> device, const std::vector<std::uintptr_t>& streams) {
             auto platform = device ? cuda::platform(*device) : cpu_platform();
-            new (self)
-                PythonCommunicator(std::move(transport), Seconds(deadline), std::move(platform));
+            std::vector<void*> native;
+            for (const auto stream : streams) native.push_back(reinterpret_cast<void*>(stream));
+            if (!device) native = {nullptr};
+            new (self) PythonCommunicator(std::move(transport), Seconds(deadline),
+                                          std::move(platform), native);
           },
-          nb::arg("transport"), nb::arg("deadline"), nb::arg("device") = nb::none())
+          nb::arg("transport"), nb::arg("deadline"), nb::arg("device") = nb::none(),
+          nb::arg("streams") = std::vector<std::uintptr_t>{})
       .def_prop_ro("rank", &Communicator::rank)
       .def_prop_ro("size", &Communicator::size)
       .def_prop_ro("busy", &Communicator::busy)
@@ -296,10 +301,6 @@ void register_communicator(nb::module_& module) {
       .def_prop_ro(
           "failure",
           [](const PythonCommunicator& self) { return python_error_or_none(self.failure()); })
-      .def_prop_ro("stream",
-                   [](const PythonCommunicator& self) {
-                     return reinterpret_cast<std::uintptr_t>(self.stream());
-                   })
       .def("submit", submit, nb::arg("collective"), nb::arg("in_address"), nb::arg("in_count"),
            nb::arg("out_address"), nb::arg("out_count"), nb::arg("dtype"), nb::arg("contribution"),
            nb::arg("result"), nb::arg("average") = true, nb::arg("root") = 0,

@@ -81,7 +81,9 @@ class Platform {
   virtual ~Platform() = default;
   virtual Device device() const = 0;
   virtual std::unique_ptr<Queue> new_queue() const = 0;
-  virtual std::shared_ptr<Queue> queue_on(void* stream) const = 0;  // a caller's
+  // On a caller's stream, where there are streams. new_queue_on(): with memory of its own.
+  virtual std::shared_ptr<Queue> queue_on(void* stream) const = 0;
+  virtual std::unique_ptr<Queue> new_queue_on(void* stream) const = 0;
 
   // Of memory that the work of `queue` uses: given back behind it.
   virtual std::unique_ptr<Allocator> allocator_for(Queue& queue) const = 0;

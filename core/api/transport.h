@@ -20,7 +20,7 @@ enum class Direction : std::uint8_t { kSend, kReceive };
 struct Transfer {
   Direction direction;
   std::byte* data;
-  std::size_t bytes;  // both ends state the same
+  std::size_t bytes;  // of a receive: at least what is sent; on a device, just as many
   int peer;
   std::uint32_t tag;    // of the collective: transfers of one pair and tag match in posting order
   Request request = 0;  // set by post()

@@ -55,10 +55,12 @@ void check_sizes(const CollectiveCall& call, int rank) {
 }  // namespace
 
 Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
-                           std::shared_ptr<const Platform> platform)
+                           std::shared_ptr<const Platform> platform,
+                           const std::vector<void*>& streams)
     : rank_(transport->rank()), size_(transport->size()), kind_(platform->device().kind) {
   check_deadline(deadline);
-  engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline);
+  if (streams.empty()) throw ConfigError("a communicator on a device needs a stream");
+  engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline, streams);
 }
 
 std::string Communicator::closed() const {
@@ -85,9 +87,15 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   refuse_after_failure();
   auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
   const auto end = launched->end;
-  if (launched->captured) return Work::finished(launched->error, end);
-  auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
-  auto work = enqueue({std::move(run), [] {}, std::move(on_done), end});
+  const auto error = launched->error;
+  std::shared_ptr<Work> work;
+  if (launched->captured) {
+    work = Work::finished(error, end);
+  } else {
+    auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
+    work = thread_.submit({std::move(run), [] {}, std::move(on_done), end});
+  }
+  if (error) std::rethrow_exception(error);
   return work;
 }
 
@@ -98,7 +106,8 @@ std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::strin
     return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
   const std::lock_guard lock(launching_);
   refuse_after_failure();
-  return Work::finished(engine_->agree(signature));
+  if (const auto error = engine_->agree(signature)) std::rethrow_exception(error);
+  return Work::finished(nullptr);
 }
 
 void Communicator::refuse_after_failure() {

@@ -1,6 +1,7 @@
 // One rank's end of a group. On a CPU a thread of its own runs the collectives one after the other.
 // On a device the caller's thread submits them to a queue, and that thread waits for them, so that
-// errors and deadlines are seen.
+// errors and deadlines are seen. Collectives take the given streams in turn: one's first chunks are
+// on their way while another's last ones are.
 #pragma once
 
 #include <functional>
@@ -8,6 +9,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "collectives/engine.h"
 #include "collectives/job_thread.h"
@@ -21,7 +23,8 @@ inline constexpr Seconds kLongestDeadline{31.0 * 24 * 3600};
 class Communicator {
  public:
   Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
-               std::shared_ptr<const Platform> platform = cpu_platform());
+               std::shared_ptr<const Platform> platform = cpu_platform(),
+               const std::vector<void*>& streams = {nullptr});
   virtual ~Communicator() { close(); }
   Communicator(const Communicator&) = delete;
   Communicator& operator=(const Communicator&) = delete;
@@ -33,8 +36,6 @@ class Communicator {
   std::string closed() const;                   // why no more work is taken; empty while it is
 
   std::exception_ptr failure() const { return engine_->first_error(); }  // that closed it
-
-  void* stream() const { return engine_->stream(); }  // of a device: where collectives run
 
   // Returns at once, on a device after a first use (ranks agree and connect); `in` and `out` must
   // live until the work is done. `on_done` is called by the communicator's thread with the error,

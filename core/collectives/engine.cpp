@@ -52,6 +52,12 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
   return signature;
 }
 
+bool overlap(ConstValues a, ConstValues b) {
+  const auto* const first = static_cast<const std::byte*>(a.data);
+  const auto* const second = static_cast<const std::byte*>(b.data);
+  return first < second + b.bytes() && second < first + a.bytes();
+}
+
 std::string describe(const CollectiveCall& call) {
   return std::string(name_of(call.collective)) + " '" + call.label + "'";
 }
@@ -59,19 +65,34 @@ std::string describe(const CollectiveCall& call) {
 }  // namespace
 
 Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
-               Seconds deadline)
+               Seconds deadline, const std::vector<void*>& streams)
     : deadline_(deadline),
       platform_(std::move(platform)),
       failed_(platform_->new_flag()),
-      eager_(new_workplace()),
-      transport_(std::move(transport)) {}
+      transport_(std::move(transport)) {
+  for (void* const stream : streams)
+    eager_.push_back(workplace_on(platform_->new_queue_on(stream)));
+}
 
 Engine::~Engine() = default;
 
-Engine::Workplace Engine::new_workplace() const {
-  auto queue = platform_->new_queue();
+Engine::Workplace Engine::workplace_on(std::unique_ptr<Queue> queue) const {
   auto pool = std::make_unique<Pool>(platform_->allocator_for(*queue));
-  return {std::move(queue), std::move(pool)};
+  return {std::move(queue), std::move(pool), {}, {}, nullptr};
+}
+
+Engine::Workplace& Engine::take_workplace(const CollectiveCall& call, bool captured) {
+  if (captured) {
+    captured_.push_back(workplace_on(platform_->new_queue()));
+    return captured_.back();
+  }
+  auto& taken = eager_[turn_++ % eager_.size()];
+  for (const auto& other : eager_) {
+    const bool meets =
+        overlap(other.out, call.in) || overlap(other.out, call.out) || overlap(other.in, call.out);
+    if (&other != &taken && other.end && meets) taken.queue->wait(*other.end);
+  }
+  return taken;
 }
 
 std::exception_ptr Engine::agree(const Signature& signature) {
@@ -127,8 +148,9 @@ Launched Engine::launch(const CollectiveCall& call,
   launched.error = guard(describe(call), [&] { perform(launched); });
   if (!launched.error || launched.captured) return launched;
   try {
-    platform_->fill_nan(call.out, {}, *eager_.queue);
-    launched.end = eager_.queue->record();
+    auto& queue = launched.queue ? *launched.queue : *eager_.front().queue;
+    platform_->fill_nan(call.out, {}, queue);
+    launched.end = queue.record();
   } catch (const Error&) {  // a device that failed writes no more
   }
   return launched;
@@ -178,7 +200,7 @@ void Engine::await(Launched& launched) {
   if (launched.begin) wait_on_host(*launched.begin, *transport_, kForever);
   wait_on_host(*launched.end, *transport_, launched.call.deadline.value_or(deadline_));
   launched.run.settle();
-  const auto found = eager_.queue->findings();
+  const auto found = launched.queue->findings();
   if (found.damage) std::rethrow_exception(found.damage);
   auto& stats = launched.run.stats;
   if (!found.non_finite) return;
@@ -194,7 +216,7 @@ std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t seque
       throw CaptureError(
           "a collective in a CUDA graph must have run once before the capture, with the same "
           "shapes and settings: ranks agree on it, and connect, at the first use");
-    cccl::agree(signature, sequence, *transport_, *eager_.queue, deadline, signatures_);
+    cccl::agree(signature, sequence, *transport_, *eager_.front().queue, deadline, signatures_);
     if (agreed_.size() == kMostAgreed) agreed_.clear();  // on all ranks: they agree in one order
     agreed_.insert(digest);
   }
@@ -217,8 +239,8 @@ void Engine::perform(Launched& launched) {
 
   const auto callers = platform_->queue_on(call.stream);
   launched.captured = callers->capturing();
-  if (launched.captured) captured_.push_back(new_workplace());
-  auto& [queue, pool] = launched.captured ? captured_.back() : eager_;
+  auto& place = take_workplace(call, launched.captured);
+  auto* const queue = launched.queue = place.queue.get();
   const bool on_host = queue->device().kind == DeviceKind::kCpu;
   launched.timed =
       !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
@@ -242,7 +264,7 @@ void Engine::perform(Launched& launched) {
     job.observer = call.observer;
     queue->wait(*callers->record());
     launched.begin = queue->record();
-    launched.run = run_pipeline(plan, job, *transport_, *platform_, *queue, *pool);
+    launched.run = run_pipeline(plan, job, *transport_, *platform_, *queue, *place.pool);
     if (!on_host) platform_->fill_nan(call.out, failed_, *queue);
   } else {
     queue->wait(*callers->record());
@@ -250,6 +272,9 @@ void Engine::perform(Launched& launched) {
     launched.run.stats.non_finite = on_host && call.raise_non_finite && has_non_finite(call.in);
   }
   launched.end = queue->record();
+  place.in = call.in;
+  place.out = call.out;
+  place.end = launched.end;
 }
 
 }  // namespace cccl

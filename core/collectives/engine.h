@@ -54,14 +54,15 @@ struct Launched {
   bool timed = false;
   std::exception_ptr error;           // of the launch
   std::shared_ptr<Event> begin, end;  // of its work; `end` is null after an error
-  bool captured = false;              // into a graph: its work runs whenever that is launched
+  Queue* queue = nullptr;
+  bool captured = false;  // into a graph: its work runs whenever that is launched
 };
 
 // launch() for one thread at a time, in the ranks' common order; finish() too, in the same order.
 class Engine {
  public:
   Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
-         Seconds deadline);
+         Seconds deadline, const std::vector<void*>& streams);
   ~Engine();
 
   // Submits the work, behind that of the caller's stream. On a CPU it is then done.
@@ -73,22 +74,24 @@ class Engine {
   std::exception_ptr agree(const Signature& signature);
 
   // Makes the output of a call that will not run NaN.
-  void discard(Values out) { platform_->fill_nan(out, {}, *eager_.queue); }
+  void discard(Values out) { platform_->fill_nan(out, {}, *eager_.front().queue); }
 
   // Gives up, here and on the other ranks; the first reason stays.
   void fail(const std::string& reason, std::exception_ptr error = nullptr);
   std::string failure() const;  // empty while all is well
   std::exception_ptr first_error() const;
 
-  void* stream() const { return eager_.queue->native(); }  // where the work runs
-
  private:
-  // Graphs replay at any time: what they use is theirs alone.
+  // Where a collective's work runs, and what the last one there read and wrote.
   struct Workplace {
     std::unique_ptr<Queue> queue;
     std::unique_ptr<Pool> pool;
+    ConstValues in, out;
+    std::shared_ptr<Event> end;
   };
-  Workplace new_workplace() const;
+  Workplace workplace_on(std::unique_ptr<Queue> queue) const;
+  // The next in turn, behind collectives on the same memory; a new one for a graph.
+  Workplace& take_workplace(const CollectiveCall& call, bool captured);
   void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.
@@ -98,9 +101,10 @@ class Engine {
 
   Seconds deadline_;
   std::shared_ptr<const Platform> platform_;
-  Flag failed_;  // what is still on its way then becomes NaN
-  Workplace eager_;
-  std::vector<Workplace> captured_;
+  Flag failed_;                      // what is still on its way then becomes NaN
+  std::vector<Workplace> eager_;     // taken in turn
+  std::vector<Workplace> captured_;  // graphs replay at any time: what they use is theirs alone
+  std::size_t turn_ = 0;
   std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest
   std::uint64_t sequence_ = 0;

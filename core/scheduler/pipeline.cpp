@@ -96,13 +96,23 @@ class Run {
     return outstanding_[(slot(op) * 3 + kind) * plan_.args().size + op.index];
   }
 
+  // A payload as it is in its buffer: shorter than the buffer where the codec found little to say.
+  // What its header claims, the codec checks.
+  MutableBytes content(MutableBytes buffer, const Codec& codec) const {
+    if (codec.info().fixed_size || !on_host_) return buffer;
+    PayloadHeader header;
+    std::memcpy(&header, buffer.data(), sizeof header);
+    const auto most = buffer.size() - sizeof header;
+    return buffer.first(sizeof header + std::min<std::size_t>(header.body_bytes, most));
+  }
+
   void queue_transfer(Direction direction, const Op& op) {
-    const auto bytes = payload(op);
+    const bool sends = direction == Direction::kSend;
+    const auto bytes = sends ? content(payload(op), codec_of(op)) : payload(op);
     posted_.push_back({direction, bytes.data(), bytes.size(), op.peer, job_.tag});
     owners_.push_back(&requests(op));
-    auto& stats = run_.stats;
-    (direction == Direction::kSend ? stats.bytes_sent : stats.bytes_received) += bytes.size();
-    ++stats.messages;
+    if (sends) run_.stats.bytes_sent += bytes.size();
+    ++run_.stats.messages;
   }
 
   // One call for all transfers since the last: a frontend's lock is taken once.
@@ -164,11 +174,21 @@ class Run {
     }
   }
 
+  // Of a result that is decoded: the owner made its own, but for the root's in a broadcast.
+  bool is_received(const Op& op) const {
+    const auto& args = plan_.args();
+    if (args.collective == Collective::kBroadcast) return args.rank != args.root;
+    return op.index != args.rank;
+  }
+
   ReduceArgs contributions(const Op& op) {
     sources_.clear();
     const auto bytes = job_.contribution->max_encoded_bytes(op.count, job_.in.dtype);
-    for (int rank = 0; rank < plan_.args().size; ++rank)
-      sources_.push_back({buffer(op, Buffer::kContribution, rank), bytes});
+    for (int rank = 0; rank < plan_.args().size; ++rank) {
+      sources_.push_back(
+          content({buffer(op, Buffer::kContribution, rank), bytes}, *job_.contribution));
+      if (rank != plan_.args().rank) run_.stats.bytes_received += sources_.back().size();
+    }
     return {sources_, job_.divisor};
   }
 
@@ -193,9 +213,11 @@ class Run {
 
   void decode(const Op& op) {
     const auto out = job_.out.part(op.values.offset, op.values.count);
+    const auto found = content(payload(op), *job_.result);
     measure(&RunStats::decode, "cccl_decompress",
-            [&] { job_.result->decode(payload(op), out, queue_); });
-    note_non_finite(payload(op), -1);
+            [&] { job_.result->decode(found, out, queue_); });
+    note_non_finite(found, -1);
+    if (is_received(op)) run_.stats.bytes_received += found.size();
   }
 
   // Reads a header that a codec has just checked.

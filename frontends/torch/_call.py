@@ -162,21 +162,20 @@ class Call:
             sent, received, stream=current.cuda_stream, debug=self.config.debug, observer=observer
         )
         if capturing:
-            if (error := work._core.error()) is not None:
-                raise error
             ends = current  # which a capture must come back to
         else:
             assert self.group is not None
             found = communicator(self.group, device, self.config)
-            ends = found.stream
-            for tensor in (sent, received, self.output):
-                tensor.record_stream(found.core_stream)
+            ends = found.last_stream
+            for tensor in (sent, received) if received is not sent else (sent,):
+                for stream in (*found.streams, ends):
+                    tensor.record_stream(stream)
+            if received is not self.output:
+                self.output.record_stream(ends)
         with torch.cuda.stream(ends):
             work._core.precede(device.index, ends.cuda_stream)
             _copy_back(received, self.output)
             work._future.set_result(self.output)
-        if not capturing and received is not self.output:
-            received.record_stream(ends)
         return work
 
     def _start(self, sent: torch.Tensor, received: torch.Tensor, **more: Any) -> Any:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from ._plain import PlainCall
 
 _MOST_KEPT = 1024
+_STREAMS = 2  # of a communicator on a GPU: one collective begins while the one before ends
 
 
 class GroupCommunicator:
@@ -45,10 +46,11 @@ class GroupCommunicator:
 
             number = device.index or 0
             transport = _nccl.transport(group, generation, number, config, deadline)
-            self.core = _core.Communicator(transport, deadline, number)
-            # Ends behind the core's stream; futures complete on it.
-            self.stream = torch.cuda.Stream(device)
-            self.core_stream = torch.cuda.ExternalStream(self.core.stream, device)
+            # torch's own streams: its allocator may ask for theirs long after this is gone.
+            self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(_STREAMS)]
+            handles = [stream.cuda_stream for stream in self.streams]
+            self.core = _core.Communicator(transport, deadline, number, handles)
+            self.last_stream = torch.cuda.Stream(device)  # on which futures complete
         else:
             from ._gloo import GlooTransport  # needs a torch built with distributed support
 

@@ -38,7 +38,8 @@ def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, late
     work = (group or dist.group.WORLD).allreduce([output], options)
     if later:
         return work
-    work.wait()
+    if work is not None:  # NCCL has made the current stream wait already
+        work.wait()
     return None
 
 

@@ -122,6 +122,7 @@ def _streams():
 
 
 def test_results_are_ordered_with_the_callers_streams(gpu_ranks):
+    """F063"""
     gpu_ranks(2)(_streams)
 
 
@@ -149,6 +150,7 @@ def _layouts():
 
 
 def test_any_layout_and_dtype(gpu_ranks):
+    """F027: and any start."""
     gpu_ranks(2)(_layouts)
 
 
@@ -237,6 +239,7 @@ def _captured():
 
 
 def test_a_cuda_graph_replays_a_collective(gpu_ranks):
+    """F060, F067: and says before the first use what it needs."""
     assert_equal(gpu_ranks(2)(_captured))
 
 

@@ -63,7 +63,7 @@ def test_ranks_stay_bitwise_equal(gpu_ranks, world, amp):
 
 
 def _overflow():
-    """F045: GradScaler sees an Inf of one rank on all, skips the step and halves its scale."""
+    """GradScaler sees an Inf of one rank on all, skips the step and halves its scale."""
     model = DistributedDataParallel(_model(), device_ids=[torch.cuda.current_device()])
     cccl.torch.compress(model, {"compression_type": "block_float8"})
     optimizer = torch.optim.SGD(model.parameters(), 0.1)

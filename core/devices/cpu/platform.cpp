@@ -34,6 +34,7 @@ class CpuPlatform final : public Platform {
   Device device() const override { return {DeviceKind::kCpu, 0}; }
   std::unique_ptr<Queue> new_queue() const override { return std::make_unique<CpuQueue>(); }
   std::shared_ptr<Queue> queue_on(void*) const override { return std::make_shared<CpuQueue>(); }
+  std::unique_ptr<Queue> new_queue_on(void*) const override { return new_queue(); }
   std::unique_ptr<Allocator> allocator_for(Queue&) const override {
     return std::make_unique<CpuAllocator>();
   }

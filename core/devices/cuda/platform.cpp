@@ -70,6 +70,9 @@ class CudaPlatform final : public Platform {
   std::shared_ptr<Queue> queue_on(void* stream) const override {
     return cuda::queue_on(device_, stream);
   }
+  std::unique_ptr<Queue> new_queue_on(void* stream) const override {
+    return std::make_unique<CudaQueue>(device_, static_cast<cudaStream_t>(stream), false);
+  }
 
   std::unique_ptr<Allocator> allocator_for(Queue& queue) const override {
     return std::make_unique<CudaAllocator>(cuda_queue(queue));

@@ -63,4 +63,7 @@ class CudaQueue final : public Queue {
 // `queue` as what it must be. Throws UnsupportedError for another device's.
 CudaQueue& cuda_queue(Queue& queue);
 
+// How many blocks of a kernel a device runs at once.
+std::uint64_t resident_blocks(const void* kernel, int threads, int device);
+
 }  // namespace cccl::cuda

@@ -28,12 +28,9 @@ namespace cccl::cuda {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
             const Arguments&... arguments) {
-  int processors = 0, blocks = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount,
-              queue.device().index);
-  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, kThreads, 0);
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
-  const auto most = static_cast<std::uint64_t>(processors) * blocks;
+  const auto most =
+      resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, queue.device().index);
   const auto grid = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
   kernel<<<grid, kThreads, 0, queue.stream()>>>(arguments...);
   check(cudaGetLastError(), "a kernel launch");

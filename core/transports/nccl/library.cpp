@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "api/error.h"
+#include "transports/nccl/nccl.h"
 
 namespace cccl::nccl {
 namespace {
@@ -102,7 +103,6 @@ std::unique_ptr<Library> load() {
   find(handle, path, "ncclCommSplit", library->split);
   find(handle, path, "ncclCommGetAsyncError", library->async_error);
   find(handle, path, "ncclCommAbort", library->abort);
-  find(handle, path, "ncclCommFinalize", library->finalize);
   find(handle, path, "ncclCommDestroy", library->destroy);
   find(handle, path, "ncclSend", library->send);
   find(handle, path, "ncclRecv", library->receive);
@@ -121,12 +121,6 @@ const Library& library() {
   const std::lock_guard lock(mutex);
   if (!loaded) loaded = load();
   return *loaded;
-}
-
-std::string text_of_version(int version) {
-  const int unit = version < 10000 ? 1000 : 10000;  // the scheme changed with 2.9
-  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
-         std::to_string(version % 100);
 }
 
 }  // namespace cccl::nccl

@@ -47,7 +47,6 @@ struct Library {
   Result (*split)(Comm, int color, int key, Comm*, Config*);
   Result (*async_error)(Comm, Result*);
   Result (*abort)(Comm);
-  Result (*finalize)(Comm);
   Result (*destroy)(Comm);
   Result (*send)(const void*, std::size_t, int type, int peer, Comm, cudaStream_t);
   Result (*receive)(void*, std::size_t, int type, int peer, Comm, cudaStream_t);
@@ -60,8 +59,5 @@ struct Library {
 // The process's copy; else that of CCCL_NCCL_PATH (a file), NCCL_HOME (a folder), or the system's.
 // Throws UnsupportedError where there is none, it is too old, or the process has two.
 const Library& library();
-
-// 2.28.9
-std::string text_of_version(int version);
 
 }  // namespace cccl::nccl

@@ -4,8 +4,11 @@
 #include <array>
 #include <atomic>
 #include <chrono>
+#include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <future>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <utility>
@@ -21,8 +24,9 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr auto kReady = std::future_status::ready;
 constexpr std::uint64_t kConnecting = ~std::uint64_t{0};  // a number that no collective has
-constexpr Seconds kAbortPatience{5}, kClosePatience{5}, kHearEvery{2};
+constexpr Seconds kPatience{5}, kPostPatience{1}, kHearEvery{2};
 
 // A communicator with its stream. A group of transfers is a number; its event is kept for a while.
 struct Lane {
@@ -33,6 +37,31 @@ struct Lane {
   std::array<cudaEvent_t, kEvents> events{};
   Request waited = 0;  // the latest group that the queue of `waiter` waits for
   const Queue* waiter = nullptr;
+  std::vector<bool> used;  // per peer and direction
+};
+
+// Calls something unless it is destroyed in time.
+class Watchdog {
+ public:
+  Watchdog(Seconds limit, std::function<void()> bark)
+      : thread_([this, limit, bark = std::move(bark)] {
+          std::unique_lock lock(mutex_);
+          if (!changed_.wait_for(lock, limit, [this] { return over_; })) bark();
+        }) {}
+  ~Watchdog() {
+    {
+      const std::lock_guard lock(mutex_);
+      over_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool over_ = false;
+  std::thread thread_;
 };
 
 // What a rank tells the others before it connects; the id is rank 0's.
@@ -75,16 +104,21 @@ class NcclTransport final : public Transport {
     CCCLIB_CUDA(cudaEventRecord, event, cuda::cuda_queue(queue).stream());
     CCCLIB_CUDA(cudaStreamWaitEvent, lane.stream, event, 0u);
     start(nccl_->group_start(), "ncclGroupStart", lane.comm);
+    Result result = kSuccess;
     for (auto& t : transfers) {
       t.request = group;
-      if (t.direction == Direction::kSend)
-        start(nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream), "ncclSend",
-              lane.comm);
-      else
-        start(nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream), "ncclRecv",
-              lane.comm);
+      if (result != kSuccess) continue;  // the group must be ended nevertheless
+      result = t.direction == Direction::kSend
+                   ? nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream)
+                   : nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream);
     }
-    complete(nccl_->group_end(), "ncclGroupEnd", lane.comm, options_.deadline);
+    {
+      const auto guard = guard_first_use(lane, transfers);
+      const auto ended = nccl_->group_end();
+      start(result, "a transfer", lane.comm);
+      start(ended, "ncclGroupEnd", lane.comm);
+    }
+    refuse_after_abort();
     CCCLIB_CUDA(cudaEventRecord, event, lane.stream);
   }
 
@@ -109,12 +143,7 @@ class NcclTransport final : public Transport {
 
   void check() override {
     if (aborted_ || !connected_) return;  // who gave up knows why
-    for (const auto& lane : lanes_) {
-      Result state = kSuccess;
-      const Result asked = nccl_->async_error(lane.comm, &state);
-      if (asked != kSuccess) state = asked;
-      if (state != kSuccess && state != kInProgress) raise(state, "a transfer", lane.comm);
-    }
+    if (const auto problem = first_problem(); !problem.empty()) lost(problem, true);
     // A rank that gave up may not be seen as lost: its connections may be cut.
     const auto now = Clock::now().time_since_epoch().count();
     auto last = last_heard_.load();
@@ -124,24 +153,13 @@ class NcclTransport final : public Transport {
       throw PeerAbortedError(reason);
   }
 
-  // ncclCommAbort may wait for the device: it gets a thread, and who calls this a few seconds.
+  // Who posts lets go, unless NCCL connects: then it is to be interrupted.
   void abort(const std::string& reason) noexcept override {
     if (aborted_.exchange(true)) return;
     try {
       side_channel_.tell(reason);
-      // Who posts or connects sees that it is aborted, and lets go.
-      const std::unique_lock lock(mutex_, kAbortPatience);
-      std::vector<Comm> comms;
-      for (const auto& lane : lanes_)
-        if (lock && lane.comm) comms.push_back(lane.comm);
-      auto done = std::make_shared<std::promise<void>>();
-      const auto ended = done->get_future();
-      std::thread([comms, done, abort = nccl_ ? nccl_->abort : nullptr, device = options_.device] {
-        cudaSetDevice(device);
-        for (const auto comm : comms) abort(comm);
-        done->set_value();
-      }).detach();
-      stuck_ = !lock || ended.wait_for(kAbortPatience) != std::future_status::ready;
+      const std::unique_lock posting(mutex_, kPostPatience);
+      finish_all(nccl_ ? nccl_->abort : nullptr);
     } catch (...) {  // nobody is left to tell
     }
   }
@@ -167,14 +185,16 @@ class NcclTransport final : public Transport {
     for (std::size_t rank = 1; rank < all.size(); ++rank) compare(all[0], all[rank], rank);
     Config config;
     if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
-    auto& first = lanes_.front().comm;
-    complete(nccl_->init(&first, options_.size, all[0].id, options_.rank, &config),
-             "ncclCommInitRankConfig", first, options_.deadline);
-    for (std::size_t i = 1; i < lanes_.size(); ++i) {
-      auto& comm = lanes_[i].comm;
-      auto result = nccl_->split(first, 0, options_.rank, &comm, &config);
-      complete(result, "ncclCommSplit", first, options_.deadline);
-      complete(kInProgress, "ncclCommSplit", comm, options_.deadline);
+    // To connect must be bounded, so the first communicator is non-blocking. Those that carry
+    // transfers block, as NCCL then launches at once and not in a thread that it makes each time.
+    complete(nccl_->init(&root_, options_.size, all[0].id, options_.rank, &config),
+             "ncclCommInitRankConfig", root_);
+    config.blocking = 1;
+    for (auto& lane : lanes_) {
+      complete(nccl_->split(root_, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root_);
+      complete(kInProgress, "ncclCommSplit", lane.comm);
+      const std::lock_guard lock(comms_mutex_);
+      comms_.push_back(lane.comm);
     }
     connected_ = true;
   }
@@ -185,6 +205,10 @@ class NcclTransport final : public Transport {
   }
 
   void refuse_after_abort() const {
+    if (late_)
+      throw DeadlineError("rank " + std::to_string(options_.rank) + " waited " +
+                          std::to_string(options_.deadline.count()) +
+                          " s to connect to the other ranks");
     if (aborted_) throw ClosedError("this NCCL communicator was aborted");
   }
 
@@ -192,8 +216,9 @@ class NcclTransport final : public Transport {
     if (result != kSuccess && result != kInProgress) raise(result, call, comm);
   }
 
-  // Nothing else may be submitted to the communicator meanwhile.
-  void complete(Result result, const char* call, Comm& comm, Seconds deadline) {
+  // One thread alone may ask for the state of what goes on in a non-blocking communicator.
+  void complete(Result result, const char* call, Comm& comm) {
+    const auto deadline = options_.deadline;
     start(result, call, comm);
     const auto begun = Clock::now();
     for (Seconds pause{0}; result == kInProgress;
@@ -216,25 +241,88 @@ class NcclTransport final : public Transport {
     }
   }
 
-  [[noreturn]] void raise(Result result, const char* call, Comm comm) {
-    const std::string text = nccl_->error_text(result);
-    const char* detail = comm ? nccl_->last_error(comm) : nullptr;
-    if (const auto reason = side_channel_.heard(result == kRemoteError); !reason.empty())
-      throw PeerAbortedError(reason);
-    throw TransportError(std::string(call) + " failed on rank " + std::to_string(options_.rank) +
-                         ": NCCL " + text_of_version(nccl_->version) + " says '" + text + "'" +
-                         (detail && *detail ? std::string(" (") + detail + ")" : ""));
+  // To a peer that is new, a group connects first, and waits for it.
+  std::unique_ptr<Watchdog> guard_first_use(Lane& lane, std::span<const Transfer> transfers) {
+    lane.used.resize(2 * static_cast<std::size_t>(options_.size));
+    bool first = false;
+    for (const auto& t : transfers) {
+      const auto way = 2 * static_cast<std::size_t>(t.peer) + (t.direction == Direction::kSend);
+      first |= !lane.used[way];
+      lane.used[way] = true;
+    }
+    if (!first) return nullptr;
+    return std::make_unique<Watchdog>(options_.deadline, [this] {
+      late_ = true;
+      abort("rank " + std::to_string(options_.rank) + " could not connect to its peers within " +
+            std::to_string(options_.deadline.count()) + " s");
+    });
   }
 
-  // Whole communicators are closed together with those of the other ranks, within bounds.
+  [[noreturn]] void raise(Result result, const char* call, Comm comm) {
+    refuse_after_abort();
+    lost(call + (" failed: " + text_of(result, comm)), result == kRemoteError);
+  }
+
+  std::string text_of(Result result, Comm comm) const {
+    const char* detail = comm ? nccl_->last_error(comm) : nullptr;
+    return "NCCL " + text_of_version(nccl_->version) + " says '" + nccl_->error_text(result) + "'" +
+           (detail && *detail ? std::string(" (") + detail + ")" : "");
+  }
+
+  // What NCCL noticed by itself.
+  std::string first_problem() {
+    const std::lock_guard lock(comms_mutex_);
+    for (const auto comm : comms_) {
+      Result state = kSuccess;
+      const Result asked = nccl_->async_error(comm, &state);
+      if (asked != kSuccess) state = asked;
+      if (state != kSuccess && state != kInProgress)
+        return "a transfer failed: " + text_of(state, comm);
+    }
+    return "";
+  }
+
+  // The reason of a rank that gave up says more than that it is gone.
+  [[noreturn]] void lost(const std::string& problem, bool expected) {
+    if (const auto reason = side_channel_.heard(expected); !reason.empty())
+      throw PeerAbortedError(reason);
+    throw TransportError("rank " + std::to_string(options_.rank) + ": " + problem);
+  }
+
+  // Calls `end` on each communicator, on a thread each: it waits for the device, where one
+  // communicator's work waits for another's. Who calls this waits a few seconds at most.
+  void finish_all(Result (*end)(Comm)) {
+    std::vector<Comm> comms;
+    {
+      const std::lock_guard lock(comms_mutex_);
+      comms.swap(comms_);
+      if (root_) comms.push_back(std::exchange(root_, nullptr));
+    }
+    std::vector<std::future<void>> ended;
+    for (const auto comm : comms) {
+      std::promise<void> done;
+      ended.push_back(done.get_future());
+      std::thread([comm, end, done = std::move(done), device = options_.device]() mutable {
+        cudaSetDevice(device);
+        end(comm);
+        done.set_value();
+      }).detach();
+    }
+    const auto until = Clock::now() + std::chrono::duration_cast<Clock::duration>(kPatience);
+    for (const auto& one : ended) stuck_ = stuck_ | (one.wait_until(until) != kReady);
+  }
+
+  // Ranks close together what they used together; who waits in vain gives up.
   void release() noexcept {
-    if (stuck_) return;  // something still uses all of this
     int before = 0;
     cudaGetDevice(&before);
     cudaSetDevice(options_.device);
-    const auto begun = Clock::now();
+    try {
+      finish_all(nccl_ ? nccl_->destroy : nullptr);
+    } catch (...) {
+    }
     for (auto& lane : lanes_) {
-      if (lane.comm && !aborted_) close(lane.comm, begun);
+      if (stuck_) break;  // NCCL still uses them
       if (lane.stream) cudaStreamDestroy(lane.stream);
       for (const auto event : lane.events)
         if (event) cudaEventDestroy(event);
@@ -242,22 +330,16 @@ class NcclTransport final : public Transport {
     cudaSetDevice(before);
   }
 
-  void close(Comm comm, Clock::time_point begun) noexcept {
-    Result state = connected_ ? nccl_->finalize(comm) : kRemoteError;
-    while (state == kInProgress && Clock::now() - begun < kClosePatience) {
-      std::this_thread::sleep_for(Seconds(1e-4));
-      if (nccl_->async_error(comm, &state) != kSuccess) break;
-    }
-    state == kSuccess ? nccl_->destroy(comm) : nccl_->abort(comm);
-  }
-
   const Options options_;
   const SideChannel side_channel_;
   const Library* nccl_ = nullptr;
+  Comm root_ = nullptr;  // carries nothing
   std::vector<Lane> lanes_;
+  std::mutex comms_mutex_;
+  std::vector<Comm> comms_;  // of the lanes, until they are ended
   std::timed_mutex mutex_;
   Request groups_ = 0;
-  std::atomic<bool> connected_ = false, aborted_ = false, stuck_ = false;
+  std::atomic<bool> connected_ = false, aborted_ = false, late_ = false, stuck_ = false;
   std::atomic<Clock::rep> last_heard_ = 0;
 };
 
@@ -269,7 +351,7 @@ std::shared_ptr<Transport> make_transport(const Options& options, SideChannel si
 
 Version version() {
   const auto& found = library();
-  return {found.version, text_of_version(found.version), found.path};
+  return {found.version, found.path};
 }
 
 }  // namespace cccl::nccl

@@ -22,9 +22,9 @@ struct SideChannel {
 
 struct Options {
   int rank = 0, size = 1, device = 0;
-  int lanes = 2;          // communicators in turn: one's transfers begin while another's end
-  int max_ctas = 0;       // thread blocks that NCCL may take per communicator; 0: its own choice
-  Seconds deadline{0};    // to connect, and for what NCCL does before it launches
+  int lanes = 2;        // communicators in turn: one's transfers begin while another's end
+  int max_ctas = 0;     // thread blocks that NCCL may take per communicator; 0: its own choice
+  Seconds deadline{0};  // to connect, and for what NCCL does before it launches
 };
 
 // Connects, and loads NCCL, when it is first asked to move something: that throws UnsupportedError
@@ -34,8 +34,15 @@ std::shared_ptr<Transport> make_transport(const Options& options, SideChannel si
 // Of the library that would be used. Throws UnsupportedError.
 struct Version {
   int number;  // 22809
-  std::string text, path;
+  std::string path;
 };
 Version version();
+
+// 2.28.9
+inline std::string text_of_version(int version) {
+  const int unit = version < 10000 ? 1000 : 10000;  // the scheme changed with 2.9
+  return std::to_string(version / unit) + "." + std::to_string(version % unit / 100) + "." +
+         std::to_string(version % 100);
+}
 
 }  // namespace cccl::nccl
