@@ -65,13 +65,7 @@ def version_of(path: str) -> str:
         raise OSError(f"{path}: not NCCL: it has no ncclGetVersion") from error
     if status != 0:
         raise OSError(f"{path}: ncclGetVersion returned {status}")
-    return version_text(number.value)
-
-
-def version_text(number: int) -> str:
-    """NCCL's version number as text; since 2.9 it has two digits more for the major part."""
-    step = 1000 if number < 10000 else 10000
-    return f"{number // step}.{number % step // 100}.{number % 100}"
+    return _core.nccl_version_text(number.value)
 
 
 def _candidates() -> Iterator[tuple[str, str]]:

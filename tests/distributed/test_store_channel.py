@@ -66,15 +66,6 @@ def test_a_rank_that_gives_up_is_heard(ranks):
     ranks(2)(_told, "told")
 
 
-@pytest.mark.parametrize(
-    ("number", "text"),
-    [(2708, "2.7.8"), (2804, "2.8.4"), (20900, "2.9.0"), (21003, "2.10.3"), (22703, "2.27.3")],
-)
-def test_versions_before_and_after_the_new_scheme_are_read(number, text):
-    """F093"""
-    assert _core.nccl_version_text(number) == text
-
-
 @pytest.mark.skipif(not _core.cuda_built(), reason="a build without CUDA")
 def test_a_library_that_is_not_there_is_named():
     """F090: importing needs none, and the error says what was tried and what to do."""

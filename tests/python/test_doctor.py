@@ -153,9 +153,13 @@ def test_an_nccl_older_than_supported_is_a_problem(build_nccl):
     assert "2.16.5" in problems[0] and "2.18" in problems[0]
 
 
-@pytest.mark.parametrize(("number", "text"), [(2708, "2.7.8"), (20905, "2.9.5"), (23203, "2.32.3")])
+@pytest.mark.parametrize(
+    ("number", "text"),
+    [(2708, "2.7.8"), (2804, "2.8.4"), (20900, "2.9.0"), (21003, "2.10.3"), (22703, "2.27.3")],
+)
 def test_nccls_version_numbers_of_both_kinds(number, text):
-    assert _nccl.version_text(number) == text
+    """F093"""
+    assert _core.nccl_version_text(number) == text
 
 
 def test_versions_compare_by_number():
