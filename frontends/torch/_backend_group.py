@@ -177,6 +177,12 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # Of the group itself.
 
+    def reconfigure(self, opts: Any) -> Any:
+        """Refused: what this group has agreed on holds for the ranks that it was made of."""
+        raise UnsupportedError(
+            "a group of backend 'cccl' keeps its ranks: make another one, by new_group()"
+        )
+
     def getBackendName(self) -> str:  # C++ asks for it by this name
         return "cccl"
 
@@ -346,7 +352,8 @@ def _forward(name: str) -> Callable[..., Any]:
 
 for _name in (
     "all_to_all_single", "allgather_coalesced", "alltoall", "alltoall_base", "barrier", "gather",
-    "monitored_barrier", "recv", "recv_anysource", "reduce", "scatter", "send", "set_timeout",
+    "gather_into_tensor", "gather_single", "monitored_barrier", "recv", "recv_anysource",
+    "reduce", "scatter", "send", "set_timeout",
     "_start_coalescing", "_end_coalescing", "_get_sequence_number_for_group",
     "_set_sequence_number_for_group", "_has_hooks", "_register_on_completion_hook",
     "_wait_for_pending_works", "_enable_collectives_timing",
