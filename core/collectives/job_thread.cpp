@@ -72,7 +72,11 @@ struct JobThread::State {
       const std::lock_guard lock(mutex);
       if (!abandoned) job.discard = {};
     }
-    if (!job.discard) return job.run();
+    if (!job.discard) try {
+        return job.run();
+      } catch (...) {  // nothing may end the process
+        return std::current_exception();
+      }
     job.discard();
     return std::make_exception_ptr(ClosedError("the communicator was dropped by a callback"));
   }

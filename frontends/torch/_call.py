@@ -370,7 +370,8 @@ def _reduce_op(op: Any) -> Any:
         return OPS[op]
     if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
         raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
-    return op
+    # A ReduceOp made of an enum's value equals it only from the left, so `in` does not find it.
+    return next((kind for kind in OPS.values() if op == kind), op)
 
 
 def _real(tensor: torch.Tensor) -> torch.Tensor:

@@ -385,3 +385,21 @@ def _beside_the_callers_own():
 
 def test_the_callers_own_collectives_may_run_in_between(ranks):
     assert_equal(ranks(2)(_beside_the_callers_own))
+
+
+def _ops():
+    """An operation as a name, as the enum's value, and as an object made of it."""
+    found = {}
+    strict = cccl.Config(**BLOCK8, strict=True)
+    for name in ("avg", "sum"):
+        kind = getattr(dist.ReduceOp, name.upper())
+        for op in (name, kind, dist.ReduceOp(kind)):
+            tensor = gradient(dist.get_rank(), 10_000, torch.float32)
+            cccl.torch.all_reduce(tensor, op, config=strict)
+            found.setdefault(name, set()).add(digest(tensor))
+    assert [len(digests) for digests in found.values()] == [1, 1]
+    return found
+
+
+def test_an_operation_means_the_same_in_every_form(ranks):
+    assert_equal(ranks(2)(_ops))
