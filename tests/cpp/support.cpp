@@ -89,9 +89,10 @@ std::vector<std::shared_ptr<const Codec>> all_codecs() {
                                          {{"inner", "cast_bf16"}}};
   for (const auto* entry : registered_codecs())
     for (const auto& options : variants) try {
-        // Block codecs of other widths share their source with those of 8 and 4 bits.
+        // Block codecs of other widths share the source of their options with those of 8 and 4
+        // bits.
         const bool shares = entry->info.id >= 6 && entry->info.id <= 9;
-        if (shares && !options.empty() && !options.contains("rotation")) continue;
+        if (shares && !options.empty()) continue;
         auto codec = make_codec(entry->info.name, options);
         if (specs.insert(codec->spec()).second) codecs.push_back(std::move(codec));
       } catch (const ConfigError&) {  // not an option of this codec
