@@ -69,12 +69,7 @@ def ddp(options: argparse.Namespace) -> None:
         "backend": model(rows, process_group=backend),
     }
     cccl.torch.compress(models["hook"])
-    batch = torch.randn(1, 1024)
-    times = turns(models, lambda m: m(batch).sum().backward(), options.steps)
-    medians = {name: 1e3 * statistics.median(t) for name, t in times.items()}
-    gain = medians["plain"] - medians["hook"]
-    share = (medians["plain"] - medians["backend"]) / gain
-    show(f"{options.mib} MiB", medians, f"{100 * share:.0f} % of the hook's gain")
+    compare(models, "hook", options)
 
 
 def fsdp(options: argparse.Namespace) -> None:
@@ -88,12 +83,17 @@ def fsdp(options: argparse.Namespace) -> None:
     both = ["all_gather", "reduce_scatter"]
     config = {"compression_type": options.codec, "collective_filter": both}
     cccl.torch.compress_fsdp(models["hooks, all_gather too"], config)
+    compare(models, "hooks", options)
+
+
+def compare(models: dict[str, torch.nn.Module], hook: str, options: argparse.Namespace) -> None:
+    """Shows steps of all, and what share of the gain of `hook` the backend has."""
     batch = torch.randn(1, 1024)
     times = turns(models, lambda m: m(batch).sum().backward(), options.steps)
     medians = {name: 1e3 * statistics.median(t) for name, t in times.items()}
-    gain = medians["plain"] - medians["hooks"]
+    gain = medians["plain"] - medians[hook]
     share = (medians["plain"] - medians["backend"]) / gain
-    show(f"{options.mib} MiB", medians, f"{100 * share:.0f} % of the hooks' gain")
+    show(f"{options.mib} MiB", medians, f"{100 * share:.0f} % of the gain of {hook}")
 
 
 def sharded(mib: int, mesh: DeviceMesh) -> torch.nn.Module:

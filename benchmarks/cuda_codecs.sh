@@ -7,17 +7,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-cuda-results}
 steps=${*:-build test sanitize bench}
-mkdir -p "$out"
-status=0
-
-step() {  # step NAME COMMAND...: runs it if NAME was asked for, with its output in a log
-  local name=$1
-  shift
-  case " $steps " in *" ${name%%-*} "*) ;; *) return ;; esac
-  local begun=$SECONDS
-  if "$@" >"$out/$name.log" 2>&1; then echo "$name: ok, $((SECONDS - begun)) s"
-  else status=1; echo "$name: FAILED, $((SECONDS - begun)) s"; tail -n 40 "$out/$name.log"; fi
-}
+. benchmarks/steps.sh
 
 pytest() { (cd tests && python3 -m pytest -q -p no:cacheprovider ${PYTEST_ARGS:-} "$@"); }
 

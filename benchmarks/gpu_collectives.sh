@@ -10,17 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu-results}
 steps=${*:-build test bench ddp tune}
-mkdir -p "$out"
-status=0
-
-step() {  # step NAME COMMAND...: runs it if NAME was asked for, with its output in a log
-  local name=$1
-  shift
-  case " $steps " in *" ${name%%-*} "*) ;; *) return ;; esac
-  local begun=$SECONDS
-  if "$@" >"$out/$name.log" 2>&1; then echo "$name: ok, $((SECONDS - begun)) s"
-  else status=1; echo "$name: FAILED, $((SECONDS - begun)) s"; tail -n "${TAIL:-40}" "$out/$name.log"; fi
-}
+. benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
   [ -n "${DEBS:-}" ] && ! command -v tc >/dev/null || return 0

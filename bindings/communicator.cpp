@@ -199,8 +199,7 @@ bool wait_for(Work& work, std::optional<double> timeout) {
   }
 }
 
-// What a stream does from now on sees the output. On a CPU, and for work in a graph, nothing is to
-// be done.
+// What a stream does from now on sees the output. On a CPU nothing is to be done.
 void precede(const Work& work, int device, std::uintptr_t stream) {
   if (work.output()) cuda::queue_on(device, reinterpret_cast<void*>(stream))->wait(*work.output());
 }

@@ -96,7 +96,7 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   const auto error = launched->error;
   std::shared_ptr<Work> work;
   if (launched->captured) {
-    work = Work::finished(error, end);
+    work = Work::finished(end);
   } else {
     auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
     work = thread_.submit({std::move(run), [] {}, std::move(on_done), end});
@@ -113,7 +113,7 @@ std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::strin
   const std::lock_guard lock(launching_);
   refuse_after_failure();
   if (const auto error = engine_->agree(signature)) std::rethrow_exception(error);
-  return Work::finished(nullptr);
+  return Work::finished();
 }
 
 void Communicator::refuse_after_failure() {

@@ -54,7 +54,7 @@ struct Launched {
   PipelineRun run;
   bool timed = false;
   std::exception_ptr error;           // of the launch
-  std::shared_ptr<Event> begin, end;  // of its work; `end` is null after an error
+  std::shared_ptr<Event> begin, end;  // of its work; no `end`: the device failed
   Queue* queue = nullptr;
   bool captured = false;  // into a graph: its work runs whenever that is launched
 };

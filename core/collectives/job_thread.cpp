@@ -52,11 +52,10 @@ void Work::finish(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Work> Work::finished(std::exception_ptr error,
-                                     std::shared_ptr<const Event> output) {
+std::shared_ptr<Work> Work::finished(std::shared_ptr<const Event> output) {
   auto work = std::make_shared<Work>();
   work->output_ = std::move(output);
-  work->finish(std::move(error));
+  work->finish(nullptr);
   return work;
 }
 

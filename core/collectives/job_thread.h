@@ -26,8 +26,7 @@ class Work {
   std::exception_ptr error() const;
 
   void finish(std::exception_ptr error);
-  static std::shared_ptr<Work> finished(std::exception_ptr error,
-                                        std::shared_ptr<const Event> output = nullptr);
+  static std::shared_ptr<Work> finished(std::shared_ptr<const Event> output = nullptr);
 
   // On a device: done when the output is there, well before done() says so. Null on a CPU.
   const std::shared_ptr<const Event>& output() const { return output_; }

@@ -166,16 +166,15 @@ class Run {
   }
 
   void check_step() {
+    const auto where = "step " + std::to_string(step_) + " of " + std::to_string(plan_.steps()) +
+                       " of the pipeline: ";
     try {
       wait_on_host(*queue_.record(), transport_, job_.deadline);
       if (const auto found = queue_.findings(); found.damage) std::rethrow_exception(found.damage);
     } catch (const CorruptPayloadError& error) {
-      throw CorruptPayloadError("step " + std::to_string(step_) + " of " +
-                                std::to_string(plan_.steps()) +
-                                " of the pipeline: " + error.what());
+      throw CorruptPayloadError(where + error.what());
     } catch (const DeviceError& error) {
-      throw DeviceError("step " + std::to_string(step_) + " of " + std::to_string(plan_.steps()) +
-                        " of the pipeline: " + error.what());
+      throw DeviceError(where + error.what());
     }
   }
 

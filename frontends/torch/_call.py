@@ -14,7 +14,7 @@ from .._config import AUTO, PLAIN, Config, current_config, loaded
 from .._policy import Choice, Policy
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
-from ._groups import communicator, existing, inside, resolve
+from ._groups import GroupCommunicator, communicator, existing, inside, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._work import Work, is_capturing, profiler_ranges
 
@@ -113,7 +113,7 @@ class Call:
         # one is woken.
         sent, received = self._staged()
         begun = time.perf_counter()
-        work = self._start(sent, received)
+        work = self._start(self._communicator(), sent, received)
         try:
             work.wait()
         except Error:
@@ -148,15 +148,14 @@ class Call:
             else:
                 work._future.set_result(output)
 
-        work._core = self._start(sent, received, on_done=finish)
+        work._core = self._start(self._communicator(), sent, received, on_done=finish)
         return work
 
     def _submit_to_stream(self) -> Work:
         """Behind the current stream's work. The future is complete at once, for streams to wait."""
-        assert self.group is not None
         device, capturing = self.input.device, is_capturing(self.input)
         work = Work(self.output, host_waits=self.config.non_finite == "raise" and not capturing)
-        found = communicator(self.group, device, self.config)
+        found = self._communicator()
         sent, received = self._staged()
         current = torch.cuda.current_stream(device)
         ends = current if capturing else found.last_stream  # a capture must come back to its own
@@ -167,21 +166,28 @@ class Call:
                 tensor.record_stream(stream)
         observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
         work._core = self._start(
-            sent, received, stream=current.cuda_stream, debug=self.config.debug, observer=observer
-        )
+            found, sent, received, stream=current.cuda_stream, debug=self.config.debug,
+            observer=observer,
+        )  # fmt: skip
         with torch.cuda.stream(ends):
             work._core.precede(device.index, ends.cuda_stream)
             _copy_back(received, self.output)
             work._future.set_result(self.output)
         return work
 
-    def _start(self, sent: torch.Tensor, received: torch.Tensor, **more: Any) -> Any:
+    def _communicator(self) -> GroupCommunicator:
+        assert self.group is not None
+        return communicator(self.group, self.input.device, self.config)
+
+    def _start(
+        self, found: GroupCommunicator, sent: torch.Tensor, received: torch.Tensor, **more: Any
+    ) -> Any:
         """The core's work. It has the tensors' addresses only: they must live until it is done."""
-        assert self.group is not None and self.config.codecs is not None
+        assert self.config.codecs is not None
         config, choice = self.config, self.choice
         source, target = _real(sent), _real(received)
         part = min(source.numel(), target.numel())
-        return communicator(self.group, self.input.device, config).core.submit(
+        return found.core.submit(
             self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
             _DTYPES[source.dtype].number, *self.config.codecs,
             average=self.op == dist.ReduceOp.AVG, root=self.root,
@@ -220,7 +226,7 @@ class Call:
         """Before the backend carries it: whether all ranks do the same."""
         call = PlainCall(self, reason)
         if self.size > 1 and self.group is not None:
-            found = communicator(self.group, self.input.device, self.config)
+            found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self._plain_fields)
             if self.input.dtype is self.output.dtype:

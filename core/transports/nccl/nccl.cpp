@@ -226,10 +226,7 @@ class NcclTransport final : public Transport {
   void greet(const Lane& lane) {
     const Watchdog watchdog(options_.deadline, [this] {
       late_ = true;
-      const auto reason = "rank " + std::to_string(options_.rank) + " waited " +
-                          std::to_string(options_.deadline.count()) +
-                          " s to connect to the other ranks";
-      fail_ ? fail_(reason) : abort(reason);
+      fail_ ? fail_(too_late()) : abort(too_late());
     });
     start(nccl_->group_start(), "ncclGroupStart", lane.comm);
     Result result = kSuccess;
@@ -250,11 +247,13 @@ class NcclTransport final : public Transport {
     return lane_of(group).events[group / lanes_.size() % Lane::kEvents];
   }
 
+  std::string too_late() const {
+    return "rank " + std::to_string(options_.rank) + " waited " +
+           std::to_string(options_.deadline.count()) + " s to connect to the other ranks";
+  }
+
   void refuse_after_abort() const {
-    if (late_)
-      throw DeadlineError("rank " + std::to_string(options_.rank) + " waited " +
-                          std::to_string(options_.deadline.count()) +
-                          " s to connect to the other ranks");
+    if (late_) throw DeadlineError(too_late());
     if (aborted_) throw ClosedError("this NCCL communicator was aborted");
   }
 
