@@ -1,0 +1,98 @@
+"""NumPy and CuPy arrays as the core sees them, and what is the same for both."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from .._arrays import DTYPES, DType
+from ..errors import UnsupportedError
+
+_COMPLEX = {"complex64": "float32", "complex128": "float64"}
+
+
+class Memory(NamedTuple):
+    """Of a contiguous array: complex values count as pairs of real ones. `device` is None on a
+    CPU."""
+
+    address: int
+    count: int
+    dtype: DType
+    nbytes: int
+    device: int | None
+
+    def meets(self, other: Memory) -> bool:
+        """Whether they share bytes."""
+        return (
+            self.address < other.address + other.nbytes
+            and other.address < self.address + self.nbytes
+        )
+
+
+def memory_of(array: Any, where: str, *, written: bool = False) -> Memory:
+    """Raises `UnsupportedError` for what is no NumPy or CuPy array, is not contiguous, has an
+    unknown dtype or is to be written and is read-only."""
+    kind = type(array)
+    if kind is np.ndarray:
+        address, device = array.ctypes.data, None
+        if written and not array.flags.writeable:
+            raise UnsupportedError(f"{where}: the output is read-only")
+    elif kind.__module__.partition(".")[0] == "cupy" and hasattr(array, "data"):
+        address, device = array.data.ptr, array.data.device_id
+    else:
+        raise UnsupportedError(
+            f"{where} takes NumPy and CuPy arrays, not {kind.__module__}.{kind.__qualname__}: "
+            "cupy.asarray(x), cupy.from_dlpack(x) or numpy.asarray(x) make one"
+        )
+    if not array.flags.c_contiguous:
+        library = "numpy" if device is None else "cupy"
+        raise UnsupportedError(
+            f"{where}: an array of shape {array.shape} and strides {array.strides} is not "
+            f"contiguous; pass {library}.ascontiguousarray(x), or a view whose values lie in order"
+        )
+    name = array.dtype.name
+    dtype = DTYPES.get(_COMPLEX.get(name, name))
+    if dtype is None or not array.dtype.isnative:
+        known = ", ".join([*DTYPES, *_COMPLEX])
+        raise UnsupportedError(f"{where}: dtype {array.dtype} is not one of {known}")
+    pairs = 2 if name in _COMPLEX else 1
+    return Memory(address, array.size * pairs, dtype, array.nbytes, device)
+
+
+def empty(shape: tuple[int, ...], like: Any) -> Any:
+    """A new array of that shape, of the dtype and on the device of another."""
+    if type(like) is np.ndarray:
+        return np.empty(shape, like.dtype)
+    with cupy().cuda.Device(like.data.device_id):
+        return cupy().empty(shape, like.dtype)
+
+
+def moved(host: np.ndarray, like: Any) -> Any:
+    """A NumPy array to where another array is."""
+    if type(like) is np.ndarray:
+        return host
+    with cupy().cuda.Device(like.data.device_id):
+        return cupy().asarray(host)
+
+
+def sum_over_ranks(gathered: Any, out: Any) -> None:
+    """Of each rank's values, one rank after the other, in their own dtype."""
+    rows = gathered.reshape(-1, out.size)
+    if type(out) is np.ndarray:
+        np.sum(rows, axis=0, dtype=out.dtype, out=out.reshape(-1))
+        return
+    with cupy().cuda.Device(out.data.device_id):
+        cupy().sum(rows, axis=0, dtype=out.dtype, out=out.reshape(-1))
+
+
+def stream_of(device: int | None) -> Any:
+    """The current stream of a device; None on a CPU."""
+    return None if device is None else cupy().cuda.get_current_stream(device)
+
+
+def cupy() -> Any:
+    """CuPy, which is loaded where its arrays are."""
+    return sys.modules.get("cupy") or importlib.import_module("cupy")
