@@ -103,8 +103,7 @@ class Connections:
         kinds = [found[i : i + _KIND].decode().strip() for i in range(0, len(found), _KIND)]
         if len(set(kinds)) > 1:
             held = ", ".join(
-                f"rank {name} has {kind}'s"
-                for name, kind in zip(channel.names, kinds, strict=True)
+                f"rank {name} has {kind}'s" for name, kind in zip(channel.names, kinds, strict=True)
             )
             raise MismatchError(
                 f"ranks called a first collective with arrays of different libraries: {held}. "

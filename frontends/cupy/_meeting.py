@@ -18,7 +18,9 @@ from ._stores import FileStore, PrefixStore, StoreServer, TcpStore, default_host
 _PARTING = 10.0  # seconds that rank 0 keeps the rendezvous for ranks that are not done yet
 _HEARING = 3.0  # the same, for ranks that are to hear why this one gives up
 _GREETING = 256  # bytes
-_FORMS = "'tcp://host:port', 'file:///folder', a pathlib.Path of a folder, or an mpi4py communicator"
+_FORMS = (
+    "'tcp://host:port', 'file:///folder', a pathlib.Path of a folder, or an mpi4py communicator"
+)
 
 
 class Meeting:

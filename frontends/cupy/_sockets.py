@@ -11,6 +11,7 @@ import contextlib
 import hashlib
 import os
 import secrets
+import select
 import socket
 import struct
 import threading
@@ -36,7 +37,7 @@ class _Link:
     can go."""
 
     def __init__(self, connection: socket.socket, peer: int, done: SimpleQueue[Any]):
-        self.peer = peer
+        self.peer, self.number = peer, connection.fileno()
         self._socket, self._done = connection, done
         self._expected: SimpleQueue[Any] = SimpleQueue()  # (request, tag, memory), in posting order
         self._outgoing: SimpleQueue[Any] = SimpleQueue()  # (request, parts)
@@ -116,7 +117,7 @@ class _Link:
         while memory:
             received = self._socket.recv_into(memory, 0, socket.MSG_WAITALL)
             if received == 0:
-                raise ConnectionError("closed")
+                raise ConnectionError("it was closed")
             memory = memory[received:]
 
 
@@ -134,7 +135,8 @@ class SocketTransport:
         # Requests that are done, and (peer, error) of connections that are lost.
         self._done: SimpleQueue[Any] = SimpleQueue()
         self._peers: dict[int, int] = {}  # of requests under way
-        self._last = 0
+        self._last, self._tag = 0, -1
+        self._leavers = select.poll()  # connections whose peer closed them
         self._aborted = ""
         self._process = os.getpid()
 
@@ -143,6 +145,9 @@ class SocketTransport:
         if not self._links:
             self._connect()
         haste.begin(self)
+        if transfers[0][4] != self._tag:
+            self._tag = transfers[0][4]
+            self._refuse_without_peers()
         first = self._last + 1
         for sends, address, nbytes, peer, tag in transfers:
             self._last += 1
@@ -201,6 +206,12 @@ class SocketTransport:
 
     def __del__(self) -> None:
         self.close()
+
+    def _refuse_without_peers(self) -> None:
+        """Before a collective begins. A rank that gave up may have sent its part of it before."""
+        for number, _ in self._leavers.poll(0):
+            peer = next(p for p, link in self._links.items() if link.number == number)
+            raise self._failure(peer, ConnectionError("it was closed"))
 
     @property
     def _name(self) -> int:
@@ -290,7 +301,8 @@ class SocketTransport:
     def _add(self, peer: int, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._links[peer] = _Link(connection, peer, self._done)
+        self._links[peer] = link = _Link(connection, peer, self._done)
+        self._leavers.register(link.number, select.POLLRDHUP)
 
 
 def _listener(host: str, backlog: int) -> socket.socket:
