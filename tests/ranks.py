@@ -91,7 +91,7 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str | None
 
 
 class Ranks:
-    """`world` processes of one group, of a backend or, with "", of none; None: torch is left out."""
+    """`world` processes of one group, of a backend or, with "", of none. None: without torch."""
 
     def __init__(self, world: int, *, backend: str | None = "gloo"):
         self.world = world

@@ -120,8 +120,8 @@ class StoreChannel:
                     if not self._store.check([key])
                 ]
                 raise DeadlineError(
-                    f"rank {self.names[self.rank]} waited {seconds:g} s for rank {', '.join(late)} of its "
-                    "group: each must make the same call"
+                    f"rank {self.names[self.rank]} waited {seconds:g} s for rank "
+                    f"{', '.join(late)} of its group: each must make the same call"
                 )
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)

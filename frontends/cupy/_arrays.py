@@ -19,7 +19,7 @@ class Memory(NamedTuple):
     CPU."""
 
     address: int
-    count: int
+    numel: int
     dtype: DType
     nbytes: int
     device: int | None
@@ -35,14 +35,14 @@ class Memory(NamedTuple):
 def memory_of(array: Any, where: str, *, written: bool = False) -> Memory:
     """Raises `UnsupportedError` for what is no NumPy or CuPy array, is not contiguous, has an
     unknown dtype or is to be written and is read-only."""
-    kind = type(array)
-    if kind is np.ndarray:
+    if on_host(array):
         address, device = array.ctypes.data, None
         if written and not array.flags.writeable:
             raise UnsupportedError(f"{where}: the output is read-only")
-    elif kind.__module__.partition(".")[0] == "cupy" and hasattr(array, "data"):
+    elif "cupy" in sys.modules and isinstance(array, cupy().ndarray):
         address, device = array.data.ptr, array.data.device_id
     else:
+        kind = type(array)
         raise UnsupportedError(
             f"{where} takes NumPy and CuPy arrays, not {kind.__module__}.{kind.__qualname__}: "
             "cupy.asarray(x), cupy.from_dlpack(x) or numpy.asarray(x) make one"
@@ -62,9 +62,14 @@ def memory_of(array: Any, where: str, *, written: bool = False) -> Memory:
     return Memory(address, array.size * pairs, dtype, array.nbytes, device)
 
 
+def on_host(array: Any) -> bool:
+    """Whether it is NumPy's; those of subclasses may mean something else, as masked ones do."""
+    return type(array) is np.ndarray or type(array) is np.memmap
+
+
 def empty(shape: tuple[int, ...], like: Any) -> Any:
     """A new array of that shape, of the dtype and on the device of another."""
-    if type(like) is np.ndarray:
+    if on_host(like):
         return np.empty(shape, like.dtype)
     with cupy().cuda.Device(like.data.device_id):
         return cupy().empty(shape, like.dtype)
@@ -72,20 +77,19 @@ def empty(shape: tuple[int, ...], like: Any) -> Any:
 
 def moved(host: np.ndarray, like: Any) -> Any:
     """A NumPy array to where another array is."""
-    if type(like) is np.ndarray:
+    if on_host(like):
         return host
     with cupy().cuda.Device(like.data.device_id):
         return cupy().asarray(host)
 
 
 def sum_over_ranks(gathered: Any, out: Any) -> None:
-    """Of each rank's values, one rank after the other, in their own dtype."""
-    rows = gathered.reshape(-1, out.size)
-    if type(out) is np.ndarray:
-        np.sum(rows, axis=0, dtype=out.dtype, out=out.reshape(-1))
+    """Of a row of values per rank, in their own dtype."""
+    if on_host(out):
+        np.sum(gathered, axis=0, dtype=out.dtype, out=out.reshape(-1))
         return
     with cupy().cuda.Device(out.data.device_id):
-        cupy().sum(rows, axis=0, dtype=out.dtype, out=out.reshape(-1))
+        cupy().sum(gathered, axis=0, dtype=out.dtype, out=out.reshape(-1))
 
 
 def stream_of(device: int | None) -> Any:

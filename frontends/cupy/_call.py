@@ -76,11 +76,11 @@ class Call:
         whole, part = self.source, self.target
         if self.collective == "all_gather":
             whole, part = part, whole
-        if self.collective in GATHERED and whole.count != size * part.count:
+        if self.collective in GATHERED and whole.numel != size * part.numel:
             name = "input" if self.collective == "reduce_scatter" else "output"
             raise ConfigError(
-                f"{self.where}: the {name} has {whole.count} values; for {size} ranks with "
-                f"{part.count} each it must have {size * part.count}"
+                f"{self.where}: the {name} has {whole.numel} values; for {size} ranks with "
+                f"{part.numel} each it must have {size * part.numel}"
             )
         if whole is not part and whole.meets(part):
             own = whole.address + rank * part.nbytes
@@ -94,11 +94,11 @@ class Call:
         """Submits it, on a GPU behind the current stream's work."""
         codecs, choice = self._decide(found)
         config, source, target = self.config, self.source, self.target
-        part = min(source.count, target.count)
+        part = min(source.numel, target.numel)
         stream = stream_of(self.device)
         begun = time.perf_counter()
         work = found.core.submit(
-            self.collective, source.address, source.count, target.address, target.count,
+            self.collective, source.address, source.numel, target.address, target.numel,
             source.dtype.number, *codecs, average=self.op == "avg", root=self.root,
             counts=[part] * found.core.size if self.collective in GATHERED else [],
             chunk_bytes=config.chunk_bytes, window=config.window_chunks,
@@ -126,7 +126,7 @@ class Call:
                 f"{self.where}: input is {self.array.dtype}, output {self.out.dtype}; they must be "
                 "the same"
             )
-        if self.collective == "all_reduce" and source.count != target.count:
+        if self.collective == "all_reduce" and source.numel != target.numel:
             raise ConfigError(
                 f"{self.where}: the input has {self.array.size} values, the output "
                 f"{self.out.size}; they must be equal"

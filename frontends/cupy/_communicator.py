@@ -10,10 +10,17 @@ import time
 import weakref
 from collections.abc import Mapping
 from types import TracebackType
-from typing import Any
+from typing import Any, cast
 
 from .._config import Config, current_config, loaded
-from ..errors import ClosedError, ConfigError, Error, MismatchError, UnsupportedError
+from ..errors import (
+    ClosedError,
+    ConfigError,
+    Error,
+    MismatchError,
+    NonFiniteError,
+    UnsupportedError,
+)
 from ._arrays import empty, memory_of, sum_over_ranks
 from ._call import Call, Running
 from ._connections import Connection, Connections
@@ -70,6 +77,7 @@ class Communicator:
         self.rank, self.world_size = rank, world_size
         self._config = None if config is None else loaded(config)
         self._closed = self._failure = ""
+        self._raised = False  # the failure, out of some call
         self._meeting = Meeting(rank, world_size, rendezvous, host, float(deadline))
         self._connections = Connections(self._meeting, float(deadline))
         _open.add(self)
@@ -228,30 +236,38 @@ class Communicator:
         return f"Communicator(rank {self.rank} of {self.world_size}{state})"
 
     def _run(self, calls: list[Call]) -> None:
+        """Together, so that none waits for another."""
         for call in calls:
             call.check_parts(self.world_size, self.rank)
         self._check_open()
         running: list[Running] = []
+        errors: list[Error] = []
         try:
             for call in calls:
                 found = self._connections.get(call.way, call.device, call.config)
-                running.append(call.start(found))
+                try:
+                    running.append(call.start(found))
+                except MismatchError as error:  # already, on a GPU: ranks agree in this thread
+                    errors.append(_told(error, call))
         except BaseException as error:
             # What was refused before anything was sent leaves the ranks in step.
             if running or not isinstance(error, UnsupportedError | ConfigError):
                 self._fail(f"{type(error).__name__}: {error}")
+                self._raised = True
             for one in running:
                 with contextlib.suppress(Error):
                     one.wait()
             raise
-        errors: list[Error] = []
         for one in running:
             try:
                 one.wait()
             except MismatchError as error:
-                errors.append(_between(error, one.call.way) if one.call.way else error)
+                errors.append(_told(error, one.call))
+            except NonFiniteError as error:
+                errors.append(error)
             except Error as error:
                 self._fail(self.closed or str(error))
+                self._raised = True
                 errors.append(error)
         if errors:
             raise errors[0]
@@ -279,10 +295,10 @@ class Communicator:
 
     def _unseen(self, connection: Connection) -> Exception | None:
         """What failed on a GPU after its call had returned, once."""
-        failure: Exception | None = connection.core.failure
-        if connection.device is None or connection.reported or failure is None:
+        if connection.device is None or self._raised:
             return None
-        connection.reported = True
+        failure: Exception | None = cast(Any, connection.core).failure
+        self._raised = failure is not None
         return failure
 
     def _settings(self, config: Settings) -> Config:
@@ -322,9 +338,11 @@ def _gather(call: Call, array: Any, gathered: Any) -> Call:
     return Call("all_gather", array, gathered, call.config, call.label, exact=True)
 
 
-def _between(error: MismatchError, way: tuple[int, int]) -> MismatchError:
-    """The core counts the ranks of a way from 0."""
-    source, target = way
+def _told(error: MismatchError, call: Call) -> MismatchError:
+    """The core counts the two ranks of a way from 0."""
+    if call.way is None:
+        return error
+    source, target = call.way
     return MismatchError(
         f"from rank {source} (here called 0) to rank {target} (here called 1): {error}"
     )

@@ -29,7 +29,6 @@ class Connection:
     ):
         self.device = device
         self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
-        self.reported = False  # its failure, on a GPU, where that is seen after the call returned
         self._sockets: SocketTransport | None = None
         if device is None:
             self._sockets = SocketTransport(channel, host, deadline)

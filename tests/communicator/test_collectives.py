@@ -88,7 +88,7 @@ def _sums_exactly(folder, dtype):
         assert (comm.all_reduce(mine, mine) == exact).all()
         for refused in (lambda: comm.all_reduce(mine, op="avg"),
                         lambda: comm.all_reduce(mine > 3)):  # fmt: skip
-            with pytest.raises(cccl.UnsupportedError, match="rounded|bools have no sum"):
+            with pytest.raises(cccl.UnsupportedError, match=r"rounded|bools have no sum"):
                 refused()
         flags = comm.all_gather(mine > 3)
         assert flags.dtype == bool and flags.shape == (6 * world, 10)

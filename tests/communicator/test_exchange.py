@@ -95,14 +95,14 @@ def _differ(folder):
         if comm.rank == 2:
             pass
         elif comm.rank == 0:
-            with pytest.raises(cccl.MismatchError, match="from rank 0 .* to rank 1 .*count"):
+            with pytest.raises(cccl.MismatchError, match=r"from rank 0 .* to rank 1 .*count"):
                 comm.send(np.ones(10), 1)
             with pytest.raises(cccl.MismatchError, match="dtype"):
                 comm.send(np.ones(10), 1)
             comm.send(np.ones(10), 1)
         else:
             for wrong in (np.empty(11), np.empty(10, np.float32)):
-                with pytest.raises(cccl.MismatchError, match="from rank 0 .* to rank 1"):
+                with pytest.raises(cccl.MismatchError, match=r"from rank 0 .* to rank 1"):
                     comm.recv(wrong, 0)
             assert (comm.recv(np.empty(10), 0) == 1).all()
         return comm.all_reduce(np.ones(1)).tolist()

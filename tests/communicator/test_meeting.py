@@ -117,7 +117,7 @@ def _missing(where):
     begun = time.monotonic()
     if os.environ["RANK"] == "2":
         return 0.0
-    with pytest.raises(cccl.TransportError, match="for rank 2|gave up"):
+    with pytest.raises(cccl.TransportError, match=r"for rank 2|gave up"):
         communicator(where, deadline=1.0)
     return time.monotonic() - begun
 
