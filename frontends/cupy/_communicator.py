@@ -8,7 +8,7 @@ import ctypes
 import os
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, cast
 
@@ -32,6 +32,7 @@ _HEARING = 3.0  # seconds for other ranks to hear why this one gave up
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 Settings = Config | Mapping[str, Any] | None
+Shape = Callable[[tuple[int, ...]], tuple[int, ...]]
 
 
 class Communicator:
@@ -98,7 +99,7 @@ class Communicator:
 
         `config`: settings of this call; `label`: the row of `cccl.stats()` that counts it.
         """
-        out = self._output(array, out, label, lambda shape: shape)
+        out = self._output("all_reduce", label, array, out, lambda shape: shape)
         call = Call("all_reduce", array, out, self._settings(config), str(label), op)
         if call.reduces_integers:
             call.check_parts(self.world_size, self.rank)
@@ -120,7 +121,7 @@ class Communicator:
     ) -> Any:
         """The same, of which each rank gets its part: `array` has world_size times the values of
         `out`. None: a new array of as many rows of `array`."""
-        out = self._output(array, out, label, self._part)
+        out = self._output("reduce_scatter", label, array, out, self._part)
         call = Call("reduce_scatter", array, out, self._settings(config), str(label), op)
         if call.reduces_integers:
             call.check_parts(self.world_size, self.rank)
@@ -142,7 +143,7 @@ class Communicator:
     ) -> Any:
         """Every rank's `array`, in rank order. `out` has world_size times its values; None: a new
         array of all rows. Exact unless `collective_filter` names it."""
-        out = self._output(array, out, label, self._whole)
+        out = self._output("all_gather", label, array, out, self._whole)
         call = Call("all_gather", array, out, self._settings(config), str(label))
         self._run([call])
         return out
@@ -306,10 +307,10 @@ class Communicator:
             return loaded(config)
         return current_config() if self._config is None else self._config
 
-    def _output(self, array: Any, out: Any, label: str, shape_of: Any) -> Any:
+    def _output(self, collective: str, label: str, array: Any, out: Any, shape_of: Shape) -> Any:
         if out is not None:
             return out
-        memory_of(array, repr(label))
+        memory_of(array, f"{collective} {label!r}")
         return empty(shape_of(array.shape), array)
 
     def _part(self, shape: tuple[int, ...]) -> tuple[int, ...]:
