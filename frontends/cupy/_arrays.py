@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from typing import Any, NamedTuple
@@ -36,7 +37,7 @@ def memory_of(array: Any, where: str, *, written: bool = False) -> Memory:
     """Raises `UnsupportedError` for what is no NumPy or CuPy array, is not contiguous, has an
     unknown dtype or is to be written and is read-only."""
     if on_host(array):
-        address, device = array.ctypes.data, None
+        address, device = array.__array_interface__["data"][0], None
         if written and not array.flags.writeable:
             raise UnsupportedError(f"{where}: the output is read-only")
     elif "cupy" in sys.modules and isinstance(array, cupy().ndarray):
@@ -53,13 +54,21 @@ def memory_of(array: Any, where: str, *, written: bool = False) -> Memory:
             f"{where}: an array of shape {array.shape} and strides {array.strides} is not "
             f"contiguous; pass {library}.ascontiguousarray(x), or a view whose values lie in order"
         )
-    name = array.dtype.name
-    dtype = DTYPES.get(_COMPLEX.get(name, name))
-    if dtype is None or not array.dtype.isnative:
+    found = _dtype_of(array.dtype)
+    if found is None:
         known = ", ".join([*DTYPES, *_COMPLEX])
         raise UnsupportedError(f"{where}: dtype {array.dtype} is not one of {known}")
-    pairs = 2 if name in _COMPLEX else 1
-    return Memory(address, array.size * pairs, dtype, array.nbytes, device)
+    dtype, values = found
+    return Memory(address, array.size * values, dtype, array.nbytes, device)
+
+
+@functools.lru_cache(maxsize=256)
+def _dtype_of(dtype: np.dtype[Any]) -> tuple[DType, int] | None:
+    """That of the core, and how many of its values make one."""
+    found = DTYPES.get(_COMPLEX.get(dtype.name, dtype.name))
+    if found is None or not dtype.isnative:
+        return None
+    return found, 2 if dtype.name in _COMPLEX else 1
 
 
 def on_host(array: Any) -> bool:
