@@ -48,7 +48,7 @@ collective() {  # collective HOSTS RATE NUMEL... : bf16, 8 and 4 bits, beside pl
     --repeats "${REPEATS:-7}" --json --numel "$@"
 }
 
-pytest() { (cd tests && timeout 300 python3 -m pytest -q -p no:cacheprovider "$@"); }
+pytest() { (cd tests && timeout "${LIMIT:-300}" python3 -m pytest -q -p no:cacheprovider "$@"); }
 
 install_iproute2
 step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON \
