@@ -35,6 +35,9 @@ WAYS = ("none", "fp32", "bf16", "powersgd", "block_float8", "block_float4")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument(
+        "--settings", nargs="+", default=[""], help="of ours, e.g. chunk_size=8MiB,window=1"
+    )
     parser.add_argument("--steps", type=int, default=30, help="of which the first third warms up")
     parser.add_argument("--trace", type=Path, help="write a profiler trace of rank 0 here")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -44,21 +47,24 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=device)
     try:
         for way in options.ways:
-            row = measure(way, device, options)
-            if dist.get_rank() == 0:
-                print(json.dumps(row) if options.json else row, flush=True)
+            for settings in options.settings if way.startswith("block_float") else [""]:
+                row = measure(way, settings, device, options)
+                if dist.get_rank() == 0:
+                    print(json.dumps(row) if options.json else row, flush=True)
     finally:
         dist.destroy_process_group()
 
 
-def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    way: str, settings: str, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
     """Median step of the slowest rank, and what the hook cost the host."""
     torch.manual_seed(0)
     model = GPT(SIZE).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     model = DistributedDataParallel(model, device_ids=[device], gradient_as_bucket_view=True)
     host: list[float] = []
-    attach(model, way, host)
+    attach(model, way, settings, host)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
     text, _ = load()
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -95,6 +101,7 @@ def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict
     hooks = host[len(host) // 3 :]
     return {
         "way": way,
+        "settings": settings,
         "world_size": dist.get_world_size(),
         "parameters": parameters,
         "step_ms": step_ms,
@@ -104,7 +111,7 @@ def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict
     }
 
 
-def attach(model: DistributedDataParallel, way: str, host: list[float]) -> None:
+def attach(model: DistributedDataParallel, way: str, settings: str, host: list[float]) -> None:
     """Registers the hook of that name; ours with a clock around it."""
     if way == "none":
         model.register_comm_hook(None, _nothing)
@@ -116,7 +123,10 @@ def attach(model: DistributedDataParallel, way: str, host: list[float]) -> None:
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif way != "fp32":
-        state = cccl.torch.CompressionState(config=cccl.Config(compression_type=way, strict=True))
+        pairs = (pair.split("=") for pair in settings.split(",") if pair)
+        given = {key: int(value) if value.isdigit() else value for key, value in pairs}
+        config = cccl.Config.load({"compression_type": way, "strict": True, **given})
+        state = cccl.torch.CompressionState(config=config)
 
         def timed(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             begun = time.perf_counter()

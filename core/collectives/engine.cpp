@@ -140,6 +140,10 @@ std::exception_ptr Engine::guard(const std::string& where, const std::function<v
     return std::current_exception();
   } catch (const std::exception& failure) {
     auto error = std::current_exception();
+    // What a transport says after an abort is less than the abort's reason.
+    if (const auto reason = this->failure();
+        !reason.empty() && dynamic_cast<const ClosedError*>(&failure))
+      return std::make_exception_ptr(ClosedError(where + " was given up: " + reason));
     fail(where + ": " + failure.what(), error);
     return error;
   }

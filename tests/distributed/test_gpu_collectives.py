@@ -223,8 +223,8 @@ def _refused():
         cccl.torch.reduce_scatter(torch.ones(4), ours, config=config)
     with pytest.raises(cccl.ConfigError, match="nccl_lanes = 9; allowed: an integer from 1 to 8"):
         cccl.Config(nccl_lanes=9)
-    count = 1000 + dist.get_rank()
-    with pytest.raises(cccl.MismatchError, match="rank 0 has 1000, rank 1 has 1001"):
+    count = 77_000 + dist.get_rank()
+    with pytest.raises(cccl.MismatchError, match="rank 0 has 77000, rank 1 has 77001"):
         cccl.torch.all_reduce(torch.ones(count, device="cuda"), config=config)
     tensor = torch.ones(1000, device="cuda")
     cccl.torch.all_reduce(tensor, config=config)  # the group goes on

@@ -13,9 +13,17 @@
 namespace cccl::cuda {
 namespace {
 
-Findings take_findings(Report& report) {
+// Of the first part with damage, and of the first rank with a non-finite value.
+Findings take_findings(Report* reports) {
+  Report report{};
+  for (auto* part = reports; part != reports + kMostParts; ++part) {
+    const unsigned int damaged = std::exchange(part->damaged, 0u);
+    if (!report.damaged) report.damaged = damaged;
+    const unsigned int source = std::exchange(part->non_finite, 0u);
+    if (source && (!report.non_finite || source < report.non_finite)) report.non_finite = source;
+  }
   Findings found;
-  const unsigned int damaged = std::exchange(report.damaged, 0u);
+  const unsigned int damaged = report.damaged, source = report.non_finite;
   if (damaged == kUnknownSource)
     found.damage = std::make_exception_ptr(
         CorruptPayloadError("payload body is damaged: its checksum does not match"));
@@ -24,14 +32,13 @@ Findings take_findings(Report& report) {
         "payload " + std::to_string(damaged - 1) +
         " of those read on a CUDA device is damaged, or of another codec, dtype or count than "
         "expected"));
-  const unsigned int source = std::exchange(report.non_finite, 0u);
   found.non_finite = source != 0;
   if (source && source != kUnknownSource) found.origin = static_cast<int>(source) - 1;
   return found;
 }
 
-void raise_if_damaged(Report& report) {
-  if (const auto found = take_findings(report); found.damage) std::rethrow_exception(found.damage);
+void raise_if_damaged(Report* reports) {
+  if (const auto found = take_findings(reports); found.damage) std::rethrow_exception(found.damage);
 }
 
 class CudaEvent final : public Event {
@@ -58,7 +65,7 @@ class CudaEvent final : public Event {
   void synchronize() override {
     DeviceGuard guard(device_);
     CCCLIB_CUDA(cudaEventSynchronize, event_);
-    if (report_) raise_if_damaged(*report_);
+    if (report_) raise_if_damaged(report_.get());
   }
   double seconds_since(const Event& earlier) const override {
     float milliseconds = 0;
@@ -96,15 +103,16 @@ const CudaQueue::Shared& CudaQueue::shared() const {
     DeviceGuard guard(device_);
     RelaxedCapture relaxed;
     void* report = nullptr;
-    CCCLIB_CUDA(cudaHostAlloc, &report, sizeof(Report), cudaHostAllocMapped);
-    shared_.report = {new (report) Report{}, [](Report* memory) { cudaFreeHost(memory); }};
+    CCCLIB_CUDA(cudaHostAlloc, &report, kMostParts * sizeof(Report), cudaHostAllocMapped);
+    std::memset(report, 0, kMostParts * sizeof(Report));
+    shared_.report = {static_cast<Report*>(report), [](Report* memory) { cudaFreeHost(memory); }};
     void* workspace = nullptr;
-    CCCLIB_CUDA(cudaMalloc, &workspace, sizeof(Workspace));
+    CCCLIB_CUDA(cudaMalloc, &workspace, kMostParts * sizeof(Workspace));
     shared_.workspace = {static_cast<Workspace*>(workspace), [](Workspace* p) { cudaFree(p); }};
     // On a stream of its own: the queue's may be captured, and a non-blocking one waits for none.
     cudaStream_t stream = nullptr;
     CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
-    cudaMemsetAsync(workspace, 0, sizeof(Workspace), stream);
+    cudaMemsetAsync(workspace, 0, kMostParts * sizeof(Workspace), stream);
     const auto status = cudaStreamSynchronize(stream);
     cudaStreamDestroy(stream);
     check(status, "cudaMemsetAsync");
@@ -124,7 +132,7 @@ void CudaQueue::wait(const Event& event) {
 }
 
 Findings CudaQueue::findings() {
-  return shared_.report ? take_findings(*shared_.report) : Findings{};
+  return shared_.report ? take_findings(shared_.report.get()) : Findings{};
 }
 
 std::uint64_t CudaQueue::capture() const {
@@ -137,7 +145,7 @@ std::uint64_t CudaQueue::capture() const {
 void CudaQueue::synchronize() {
   DeviceGuard guard(device_);
   CCCLIB_CUDA(cudaStreamSynchronize, stream_);
-  if (shared_.report) raise_if_damaged(*shared_.report);
+  if (shared_.report) raise_if_damaged(shared_.report.get());
 }
 
 CudaQueue& cuda_queue(Queue& queue) {
