@@ -7,7 +7,6 @@ Runs as one rank of several, e.g. on four hosts behind 10 Gbit/s that share one 
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -74,28 +73,41 @@ def measure(
     cccl.reset_stats()
     times, backward, losses = [], [], []
     warm = options.steps // 3
-    profiler: Any = contextlib.nullcontext()
-    for step in range(options.steps):
-        if step == options.steps - 2 and options.trace and dist.get_rank() == 0:
-            profiler = torch.profiler.profile()
+
+    def train(step: int) -> None:
         torch.cuda.synchronize()
-        with profiler:
-            begun = time.perf_counter()
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = model(*batches[step % len(batches)])
-            torch.cuda.synchronize()
-            middle = time.perf_counter()
-            loss.backward()
-            torch.cuda.synchronize()
-            backward.append(time.perf_counter() - middle)
-            optimizer.step()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(*batches[step % len(batches)])
+        torch.cuda.synchronize()
+        middle = time.perf_counter()
+        loss.backward()
+        torch.cuda.synchronize()
+        backward.append(time.perf_counter() - middle)
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
         losses.append(loss.item())
-    if options.trace and dist.get_rank() == 0:
-        profiler.export_chrome_trace(str(options.trace.with_stem(f"{options.trace.stem}-{way}")))
-    measured = torch.tensor([times[warm:], backward[warm:]], device=device)
+
+    for step in range(options.steps):
+        train(step)
+    compute = 0.0
+    if dist.get_rank() == 0:
+        with torch.profiler.profile() as profiler:
+            train(options.steps)
+        compute = 1e-3 * sum(
+            event.device_time
+            for event in profiler.events() or []
+            if event.device_type == torch.autograd.DeviceType.CUDA
+            and not any(name in event.name for name in ("cccl", "nccl"))
+        )
+        if options.trace:
+            stem = f"{options.trace.stem}-{way}"
+            profiler.export_chrome_trace(str(options.trace.with_stem(stem)))
+    else:
+        train(options.steps)
+    measured = torch.tensor([times[warm:-1], backward[warm:-1]], device=device)
     dist.all_reduce(measured, dist.ReduceOp.MAX)
     step_ms, backward_ms = (1e3 * statistics.median(row) for row in measured.tolist())
     hooks = host[len(host) // 3 :]
@@ -106,6 +118,7 @@ def measure(
         "parameters": parameters,
         "step_ms": step_ms,
         "backward_ms": backward_ms,
+        "compute_kernels_ms": compute,
         "hook_host_us": 1e6 * statistics.median(hooks) if hooks else 0.0,
         "loss": losses[-1],
     }
