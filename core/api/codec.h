@@ -29,8 +29,9 @@ struct CodecInfo {
 
 struct EncodeArgs {
   ConstValues in;
-  std::uint64_t position = 0;  // of in[0] in the whole tensor: keys stochastic rounding
-  std::uint64_t seed = 0;      // of stochastic rounding
+  std::uint64_t position = 0;           // of in[0] in the whole tensor: keys stochastic rounding
+  std::uint64_t seed = 0;               // of stochastic rounding
+  const std::uint64_t* runs = nullptr;  // in the device's memory, or none: changes the seed
   bool checksum = true;
   std::uint32_t origin = 0;  // PayloadHeader::origin to pass on
   MutableBytes out;          // at least max_encoded_bytes(in.count, in.dtype)

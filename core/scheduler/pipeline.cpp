@@ -172,6 +172,7 @@ class Run {
     args.in = in;
     args.position = op.position;
     args.seed = seed;
+    args.runs = job_.runs;
     args.checksum = job_.checksum;
     args.out = payload(op);
     return args;
@@ -207,7 +208,7 @@ class Run {
                        " of the pipeline: ";
     try {
       wait_on_host(*queue_.record(), transport_, job_.deadline);
-      if (const auto found = queue_.findings(); found.damage) std::rethrow_exception(found.damage);
+      if (const auto found = job_.findings(); found.damage) std::rethrow_exception(found.damage);
     } catch (const CorruptPayloadError& error) {
       throw CorruptPayloadError(where + error.what());
     } catch (const DeviceError& error) {

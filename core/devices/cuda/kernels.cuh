@@ -5,6 +5,7 @@
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
+//   void renew();                     optional: reads what a kernel in front may have changed
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
@@ -134,6 +135,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
   const EncodePart& part = parts.mine();
   encoder.prepare();
   begin();
+  if constexpr (requires { encoder.renew(); }) encoder.renew();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(part.seal.payload, totals.written);
   for_tiles(part.span, [&](const auto& tile) {
@@ -333,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<float>)
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
   begin();
+  if constexpr (requires { encoder.renew(); }) encoder.renew();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
   // What the encoder can do with a block's scale needs no instruction for each value.

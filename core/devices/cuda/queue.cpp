@@ -1,10 +1,12 @@
 #include "devices/cuda/queue.h"
 
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "api/payload.h"
 #include "devices/cuda/check.h"
@@ -14,16 +16,13 @@ namespace cccl::cuda {
 namespace {
 
 // Of the first part with damage, and of the first rank with a non-finite value.
-Findings take_findings(Report* reports) {
-  Report report{};
-  for (auto* part = reports; part != reports + kMostParts; ++part) {
-    const unsigned int damaged = std::exchange(part->damaged, 0u);
-    if (!report.damaged) report.damaged = damaged;
-    const unsigned int source = std::exchange(part->non_finite, 0u);
-    if (source && (!report.non_finite || source < report.non_finite)) report.non_finite = source;
+Findings read_findings(const Report* reports) {
+  unsigned int damaged = 0, source = 0;
+  for (const auto& part : std::span(reports, kMostParts)) {
+    if (!damaged) damaged = part.damaged;
+    if (part.non_finite && (!source || part.non_finite < source)) source = part.non_finite;
   }
   Findings found;
-  const unsigned int damaged = report.damaged, source = report.non_finite;
   if (damaged == kUnknownSource)
     found.damage = std::make_exception_ptr(
         CorruptPayloadError("payload body is damaged: its checksum does not match"));
@@ -38,7 +37,33 @@ Findings take_findings(Report* reports) {
 }
 
 void raise_if_damaged(Report* reports) {
-  if (const auto found = take_findings(reports); found.damage) std::rethrow_exception(found.damage);
+  const auto found = read_findings(reports);
+  if (!found.damage) return;
+  for (auto& part : std::span(reports, kMostParts)) part.damaged = 0;  // it is told once
+  std::rethrow_exception(found.damage);
+}
+
+// Page-locked memory takes long to make, and every collective has a report.
+std::shared_ptr<Report> take_report() {
+  static std::mutex mutex;
+  static auto& unused = *new std::vector<Report*>;  // never destroyed, as the driver goes earlier
+  const std::lock_guard lock(mutex);
+  if (unused.empty()) {
+    constexpr std::size_t kReports = 64, kBytes = kMostParts * sizeof(Report);
+    RelaxedCapture relaxed;
+    void* memory = nullptr;
+    CCCLIB_CUDA(cudaHostAlloc, &memory, kReports * kBytes,
+                cudaHostAllocMapped | cudaHostAllocPortable);
+    for (std::size_t i = 0; i < kReports; ++i)
+      unused.push_back(static_cast<Report*>(memory) + i * kMostParts);
+  }
+  auto* const taken = unused.back();
+  unused.pop_back();
+  std::fill_n(taken, kMostParts, Report{});
+  return {taken, [](Report* report) {
+            const std::lock_guard give_back(mutex);
+            unused.push_back(report);
+          }};
 }
 
 class CudaEvent final : public Event {
@@ -102,20 +127,9 @@ const CudaQueue::Shared& CudaQueue::shared() const {
   std::call_once(made_, [&] {
     DeviceGuard guard(device_);
     RelaxedCapture relaxed;
-    void* report = nullptr;
-    CCCLIB_CUDA(cudaHostAlloc, &report, kMostParts * sizeof(Report), cudaHostAllocMapped);
-    std::memset(report, 0, kMostParts * sizeof(Report));
-    shared_.report = {static_cast<Report*>(report), [](Report* memory) { cudaFreeHost(memory); }};
-    void* workspace = nullptr;
-    CCCLIB_CUDA(cudaMalloc, &workspace, kMostParts * sizeof(Workspace));
-    shared_.workspace = {static_cast<Workspace*>(workspace), [](Workspace* p) { cudaFree(p); }};
-    // On a stream of its own: the queue's may be captured, and a non-blocking one waits for none.
-    cudaStream_t stream = nullptr;
-    CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
-    cudaMemsetAsync(workspace, 0, kMostParts * sizeof(Workspace), stream);
-    const auto status = cudaStreamSynchronize(stream);
-    cudaStreamDestroy(stream);
-    check(status, "cudaMemsetAsync");
+    shared_.report = take_report();
+    const auto zeros = allocate_zeros(device_, kMostParts * sizeof(Workspace));
+    shared_.workspace = {zeros, reinterpret_cast<Workspace*>(zeros.get())};
   });
   return shared_;
 }
@@ -131,8 +145,10 @@ void CudaQueue::wait(const Event& event) {
     CCCLIB_CUDA(cudaStreamWaitEvent, stream_, cuda->event(), 0u);
 }
 
-Findings CudaQueue::findings() {
-  return shared_.report ? take_findings(shared_.report.get()) : Findings{};
+std::function<Findings()> CudaQueue::watch() {
+  shared();
+  shared_.report = take_report();
+  return [report = shared_.report] { return read_findings(report.get()); };
 }
 
 std::uint64_t CudaQueue::capture() const {

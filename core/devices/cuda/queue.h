@@ -38,7 +38,7 @@ class CudaQueue final : public Queue {
   std::unique_ptr<Event> record(bool timed) override;
   void wait(const Event& event) override;
   void* native() const override { return stream_; }
-  Findings findings() override;
+  std::function<Findings()> watch() override;
   std::uint64_t capture() const override;
 
   // Throws CorruptPayloadError if a kernel found a damaged payload since the last call, DeviceError
@@ -47,7 +47,7 @@ class CudaQueue final : public Queue {
 
   cudaStream_t stream() const { return stream_; }
   Workspace* workspace() const { return shared().workspace.get(); }  // kMostParts of them
-  Report* report() const { return shared().report.get(); }           // kMostParts of them
+  Report* report() const { return shared().report.get(); }           // kMostParts of them, watched
 
  private:
   struct Shared {
