@@ -2,14 +2,15 @@
 # On a machine with CUDA devices: builds the package, tests collectives over NCCL, and measures them
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
-#   benchmarks/gpu_collectives.sh [build] [test] [bench] [overlap] [ddp] [tune]       (default: all of them)
+#   benchmarks/gpu_collectives.sh [build] [test] [bench] [overlap] [backend] [ddp] [tune]
+#           (default: all of them)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu-results}
-steps=${*:-build test bench overlap ddp tune}
+steps=${*:-build test bench overlap backend ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -64,6 +65,8 @@ done
 for hosts in 2 4; do
   step "overlap-$hosts" with_mps lab "$hosts" 10gbit python3 benchmarks/gpu_overlap.py
 done
+step backend-calls with_mps lab 2 10gbit python3 benchmarks/backend.py --device cuda calls
+step backend-ddp with_mps lab 2 10gbit python3 benchmarks/backend.py --device cuda ddp --mib 128
 step ddp with_mps lab "${DDP_HOSTS:-4}" "${DDP_RATE:-10gbit}" python3 benchmarks/gpu_ddp.py --json ${DDP_ARGS:-}
 for hosts in ${TUNE_HOSTS:-2 4}; do
   step "tune-$hosts" with_mps lab "$hosts" "${TUNE_RATE:-10gbit}" python3 benchmarks/gpu_tuning.py ${TUNE_ARGS:-}
