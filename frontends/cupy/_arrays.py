@@ -71,6 +71,11 @@ def _dtype_of(dtype: np.dtype[Any]) -> tuple[DType, int] | None:
     return found, 2 if dtype.name in _COMPLEX else 1
 
 
+def from_scalar(array: Any) -> Any:
+    """A NumPy scalar, as a sum is, as an array; anything else as it is."""
+    return np.asarray(array) if isinstance(array, np.generic) else array
+
+
 def on_host(array: Any) -> bool:
     """Whether it is NumPy's; those of subclasses may mean something else, as masked ones do."""
     return type(array) is np.ndarray or type(array) is np.memmap

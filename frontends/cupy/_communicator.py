@@ -21,7 +21,7 @@ from ..errors import (
     NonFiniteError,
     UnsupportedError,
 )
-from ._arrays import empty, memory_of, sum_over_ranks
+from ._arrays import empty, from_scalar, memory_of, sum_over_ranks
 from ._call import Call, Running
 from ._connections import Connection, Connections
 from ._meeting import Meeting
@@ -99,6 +99,7 @@ class Communicator:
 
         `config`: settings of this call; `label`: the row of `cccl.stats()` that counts it.
         """
+        array = from_scalar(array)
         out = self._output("all_reduce", label, array, out, lambda shape: shape)
         call = Call("all_reduce", array, out, self._settings(config), str(label), op)
         if call.reduces_integers:
@@ -143,6 +144,7 @@ class Communicator:
     ) -> Any:
         """Every rank's `array`, in rank order. `out` has world_size times its values; None: a new
         array of all rows. Exact unless `collective_filter` names it."""
+        array = from_scalar(array)
         out = self._output("all_gather", label, array, out, self._whole)
         call = Call("all_gather", array, out, self._settings(config), str(label))
         self._run([call])

@@ -37,7 +37,7 @@ class _Link:
     can go."""
 
     def __init__(self, connection: socket.socket, peer: int, done: SimpleQueue[Any]):
-        self.peer, self.number = peer, connection.fileno()
+        self.peer = peer
         self._socket, self._done = connection, done
         self._expected: SimpleQueue[Any] = SimpleQueue()  # (request, tag, memory), in posting order
         self._outgoing: SimpleQueue[Any] = SimpleQueue()  # (request, parts)
@@ -147,7 +147,7 @@ class SocketTransport:
         haste.begin(self)
         if transfers[0][4] != self._tag:
             self._tag = transfers[0][4]
-            self._refuse_without_peers()
+            self._refuse_after_abort()
         first = self._last + 1
         for sends, address, nbytes, peer, tag in transfers:
             self._last += 1
@@ -207,11 +207,11 @@ class SocketTransport:
     def __del__(self) -> None:
         self.close()
 
-    def _refuse_without_peers(self) -> None:
-        """Before a collective begins. A rank that gave up may have sent its part of it before."""
-        for number, _ in self._leavers.poll(0):
-            peer = next(p for p, link in self._links.items() if link.number == number)
-            raise self._failure(peer, ConnectionError("it was closed"))
+    def _refuse_after_abort(self) -> None:
+        """Before a collective begins: a rank that gave up may have sent its part of it before. One
+        that just left has sent all that is needed of it."""
+        if self._leavers.poll(0) and (notice := self._channel.heard(False)):
+            raise PeerAbortedError(notice)
 
     @property
     def _name(self) -> int:
@@ -301,8 +301,8 @@ class SocketTransport:
     def _add(self, peer: int, connection: socket.socket) -> None:
         connection.settimeout(None)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._links[peer] = link = _Link(connection, peer, self._done)
-        self._leavers.register(link.number, select.POLLRDHUP)
+        self._links[peer] = _Link(connection, peer, self._done)
+        self._leavers.register(connection.fileno(), select.POLLRDHUP)
 
 
 def _listener(host: str, backlog: int) -> socket.socket:

@@ -31,7 +31,7 @@ def values(rank: int, shape: Any, dtype: str = "float32", seed: int = 0) -> np.n
     found = np.random.default_rng((seed, rank)).standard_normal(shape)
     if np.dtype(dtype).kind == "c":
         found = found + 1j * np.random.default_rng((seed, rank, 1)).standard_normal(shape)
-    return found.astype(dtype)
+    return np.asarray(found, dtype)
 
 
 def digest(array: np.ndarray) -> str:

@@ -203,6 +203,7 @@ def _refused(folder):
         ):  # fmt: skip
             with pytest.raises(error, match=said):
                 call()
+        assert comm.all_reduce(np.ones(5).sum()) == 15  # a NumPy scalar
         own = np.arange(6, dtype=np.float32)
         comm.all_gather(own[2 * comm.rank : 2 * comm.rank + 2], own)  # in place: its own part
         return comm.all_reduce(np.ones(3)).tolist()

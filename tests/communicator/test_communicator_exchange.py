@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 import pytest
 from meet import communicator, digest, settings, values
@@ -88,6 +90,26 @@ def _swap(folder):
 
 def test_two_ranks_swap_more_than_sockets_hold(ranks, tmp_path):
     ranks(2)(_swap, tmp_path / "meeting")
+
+
+def _leaves_early(folder):
+    """Who has sent all leaves, long before the others receive it."""
+    with communicator(folder) as comm:
+        array = np.full(1000, 5.0 if comm.rank == 0 else 0.0)
+        for _ in range(2):
+            if comm.rank == 1:
+                time.sleep(0.5)
+            comm.broadcast(array, 0)
+        for _ in range(2):
+            if comm.rank == 0:
+                comm.send(array, 1)
+                continue
+            time.sleep(0.5)
+            assert (comm.recv(np.empty(1000), 0) == 5).all()
+
+
+def test_a_sender_may_leave_before_its_values_are_received(ranks, tmp_path):
+    ranks(2)(_leaves_early, tmp_path / "meeting")
 
 
 def _differ(folder):
