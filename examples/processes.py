@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(main: Main, options: argparse.Namespace) -> None:
     """`main(communicator, numpy or cupy, options)` on each rank.
 
-    torchrun, Slurm's scripts and the like set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+    torchrun, Slurm's scripts and the like set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The
+    last is torchrun's own, so the next one is taken.
     """
     environment = os.environ
     if "RANK" in environment:
-        where = f"tcp://{environment['MASTER_ADDR']}:{environment['MASTER_PORT']}"
+        where = f"tcp://{environment['MASTER_ADDR']}:{int(environment['MASTER_PORT']) + 1}"
         return _rank(main, int(environment["RANK"]), int(environment["WORLD_SIZE"]), where, options)
     context = multiprocessing.get_context("spawn")
     with tempfile.TemporaryDirectory() as folder:

@@ -44,7 +44,17 @@ def test_heat_is_exact_with_exact_halos_and_its_sum_within_the_bound(ranks):
     assert "at most" in printed
 
 
-def test_an_example_runs_under_a_launcher():
+def test_an_example_runs_under_torchrun():
+    """Which listens on MASTER_PORT itself."""
+    pytest.importorskip("torch", reason="it has torchrun")
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, *launcher, str(EXAMPLES / "heat.py"), "--side", "50", "--steps", "5"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("column sums") == 1
+
+
+def test_an_example_runs_under_any_launcher():
     environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1",
                    "MASTER_PORT": str(free_port())}  # fmt: skip
     command = [sys.executable, str(EXAMPLES / "heat.py"), "--side", "50", "--steps", "5"]
