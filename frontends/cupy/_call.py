@@ -9,7 +9,7 @@ from typing import Any
 from .. import _core
 from .._config import AUTO, PLAIN, Config
 from .._policy import Choice
-from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
+from ..errors import ConfigError, NotCompressedError, UnsupportedError
 from ._arrays import Memory, memory_of, stream_of
 from ._auto import policy_of
 from ._connections import Connection, Way
@@ -18,7 +18,6 @@ OPS = ("sum", "avg")
 REDUCING = ("all_reduce", "reduce_scatter")
 GATHERED = ("reduce_scatter", "all_gather")
 _IDENTITY = _core.make_codec("identity", {})
-_abandoned: list[Any] = []  # arrays of calls that were interrupted, which may still be written
 
 
 @dataclasses.dataclass
@@ -68,7 +67,7 @@ class Call:
 
     @property
     def reduces_integers(self) -> bool:
-        """For which there is no codec: their sums would wrap in it."""
+        """Which the core does not: its sums are of floats."""
         return self.collective in REDUCING and not self.source.dtype.floating
 
     def check_parts(self, size: int, rank: int) -> None:
@@ -83,8 +82,8 @@ class Call:
                 f"{part.numel} each it must have {size * part.numel}"
             )
         if whole is not part and whole.meets(part):
-            own = whole.address + rank * part.nbytes
-            if self.collective not in GATHERED or part.address != own:
+            own = whole.address + (rank * part.nbytes if self.collective in GATHERED else 0)
+            if part.address != own:
                 raise UnsupportedError(
                     f"{self.where}: input and output share memory other than this rank's own part; "
                     "pass a copy of the input"
@@ -187,13 +186,7 @@ class Running:
             raise known
 
     def _wait_on_host(self) -> None:
-        try:
-            self._work.wait()
-        except Error:
-            raise
-        except BaseException:  # Ctrl-C: the core goes on
-            _abandoned.append((self.call.array, self.call.out))
-            raise
+        self._work.wait()
         if self._choice is not None and self._stream is None:
             policy = self._found.policies[self.call.policy_key]
             policy.observe(self._choice, time.perf_counter() - self._begun)

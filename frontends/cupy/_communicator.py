@@ -9,6 +9,7 @@ import os
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from numbers import Integral
 from types import TracebackType
 from typing import Any, cast
 
@@ -29,6 +30,7 @@ from ._meeting import Meeting
 _LONGEST = 31 * 24 * 3600.0  # seconds
 _LAST_SECONDS = 10.0  # at exit, for what is still under way on a GPU
 _HEARING = 3.0  # seconds for other ranks to hear why this one gave up
+_abandoned: list[Running] = []  # which were interrupted, and whose arrays may still be written
 _open: weakref.WeakSet[Communicator] = weakref.WeakSet()
 
 Settings = Config | Mapping[str, Any] | None
@@ -54,9 +56,9 @@ class Communicator:
     Raises `ConfigError` for a rank that came already, `MismatchError`, `DeadlineError`,
     `TransportError`.
 
-    After an error other than `MismatchError`, `UnsupportedError` and `ConfigError` the outputs are
-    NaN, all ranks get a typed error, and every later call raises `ClosedError`: close it, and make
-    a new one, with a rendezvous of its own.
+    After an error other than `MismatchError`, `NonFiniteError`, `UnsupportedError` and
+    `ConfigError` the outputs are NaN, all ranks get a typed error, and every later call raises
+    `ClosedError`: close it, and make a new one, with a rendezvous of its own.
     """
 
     def __init__(
@@ -69,17 +71,17 @@ class Communicator:
         deadline: float = 300.0,
         host: str | None = None,
     ):
-        if not (isinstance(rank, int) and isinstance(world_size, int) and 0 <= rank < world_size):
+        if not (_is_integer(rank) and _is_integer(world_size) and 0 <= rank < world_size):
             raise ConfigError(
                 f"rank {rank!r} of {world_size!r}: a rank is an integer from 0 to world_size - 1"
             )
         if not (isinstance(deadline, int | float) and 0 < deadline <= _LONGEST):
             raise ConfigError(f"deadline = {deadline!r}; allowed: seconds, at most 31 days")
-        self.rank, self.world_size = rank, world_size
+        self.rank, self.world_size = int(rank), int(world_size)
         self._config = None if config is None else loaded(config)
         self._closed = self._failure = ""
         self._raised = False  # the failure, out of some call
-        self._meeting = Meeting(rank, world_size, rendezvous, host, float(deadline))
+        self._meeting = Meeting(self.rank, self.world_size, rendezvous, host, float(deadline))
         self._connections = Connections(self._meeting, float(deadline))
         _open.add(self)
 
@@ -183,11 +185,11 @@ class Communicator:
         settings, calls = self._settings(config), []
         for peer, array in sends.items():
             self._check_peer(peer)
-            way = self.rank, peer
+            way = self.rank, int(peer)
             calls.append((way, Call("send", array, None, settings, str(label), way=way)))
         for peer, out in receives.items():
             self._check_peer(peer)
-            way = peer, self.rank
+            way = int(peer), self.rank
             calls.append((way, Call("send", out, out, settings, str(label), way=way)))
         # In one order for all ranks: where a first use waits for the other end, none waits in turn.
         self._run([call for _, call in sorted(calls, key=lambda pair: pair[0])])
@@ -272,6 +274,9 @@ class Communicator:
                 self._fail(self.closed or str(error))
                 self._raised = True
                 errors.append(error)
+            except BaseException:  # Ctrl-C: the core goes on
+                _abandoned.extend(running)
+                raise
         if errors:
             raise errors[0]
 
@@ -328,13 +333,17 @@ class Communicator:
         return rows * self.world_size, *rest
 
     def _check_rank(self, rank: Any, name: str) -> None:
-        if not (isinstance(rank, int) and 0 <= rank < self.world_size):
+        if not (_is_integer(rank) and 0 <= rank < self.world_size):
             raise ConfigError(f"{name} = {rank!r}; allowed: 0 to {self.world_size - 1}")
 
     def _check_peer(self, peer: Any) -> None:
         self._check_rank(peer, "peer")
         if peer == self.rank:
             raise ConfigError(f"peer = {peer}: that is this rank itself")
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, Integral)  # as NumPy's are
 
 
 def _gather(call: Call, array: Any, gathered: Any) -> Call:

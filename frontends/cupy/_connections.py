@@ -91,14 +91,15 @@ class Connections:
         members = way or tuple(range(self._meeting.world_size))
         name = "-".join(map(str, way)) if way else "all"
         turn = sum(known == way for known, _ in self._made)
+        kind = "NumPy" if device is None else "CuPy"
+        self._compare(self._meeting.channel(f"{name}/{turn}/kind", members), kind)
         channel = self._meeting.channel(f"{name}/{turn}", members)
-        self._compare(channel, "NumPy" if device is None else "CuPy")
         made = Connection(channel, self._meeting.host, device, config, self._deadline)
         self._made[way, device is not None] = made
         return made
 
     def _compare(self, channel: StoreChannel, kind: str) -> None:
-        found = channel.exchange(kind.encode().ljust(_KIND), 1, self._deadline)
+        found = channel.exchange(kind.encode().ljust(_KIND), 0, self._deadline)
         kinds = [found[i : i + _KIND].decode().strip() for i in range(0, len(found), _KIND)]
         if len(set(kinds)) > 1:
             held = ", ".join(

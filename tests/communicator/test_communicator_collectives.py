@@ -204,6 +204,9 @@ def _refused(folder):
             with pytest.raises(error, match=said):
                 call()
         assert comm.all_reduce(np.ones(5).sum()) == 15  # a NumPy scalar
+        shared[:] = 1
+        assert comm.all_reduce(shared, shared[:]) is not shared and (shared == 3).all()
+        assert comm.broadcast(shared, np.int64(1)) is shared
         own = np.arange(6, dtype=np.float32)
         comm.all_gather(own[2 * comm.rank : 2 * comm.rank + 2], own)  # in place: its own part
         return comm.all_reduce(np.ones(3)).tolist()

@@ -140,9 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(Plan, OneShotOfOtherCollectivesIsRefusedOrSound) {
-  for (const auto collective :
-       {Collective::kReduceScatter, Collective::kAllGather, Collective::kBroadcast,
-        Collective::kSend}) {
+  for (const auto collective : {Collective::kReduceScatter, Collective::kAllGather,
+                                Collective::kBroadcast, Collective::kSend}) {
     PlanArgs args;
     args.collective = collective;
     args.algorithm = Algorithm::kOneShot;
