@@ -27,7 +27,7 @@ from ..errors import ClosedError, ConfigError, DeadlineError, PeerAbortedError, 
 
 _HEAD = struct.Struct("<IQ")  # of a message: the collective's tag, bytes
 _HELLO = struct.Struct("<16sI")  # of a connection: the secret of who listens, the caller's rank
-_ADDRESS = struct.Struct("<16s16sH64s")  # secret, machine, port, host
+_ADDRESS = struct.Struct("<16s16sH255s")  # secret, machine, port, host
 _HELLO_SECONDS = 2.0  # for who connects to say who it is
 _JOIN_SECONDS = 5.0
 
@@ -256,7 +256,7 @@ class SocketTransport:
         self, peer: int, secret: bytes, machine: bytes, port: int, name: bytes, *, until: float
     ) -> socket.socket:
         host = name.rstrip(b"\0").decode()
-        if host.startswith("127.") and machine != _machine():
+        if (host in ("localhost", "::1") or host.startswith("127.")) and machine != _machine():
             raise ConfigError(
                 f"rank {self._channel.names[peer]} is on another machine and listens on {host}, "
                 "its loopback: pass host= an address of its machine that all ranks reach"

@@ -107,7 +107,7 @@ def test_what_is_sent_comes(ranks, tmp_path, world, codec):
 
 
 SLOW = """
-extern "C" __global__ void wait(long long cycles) {
+extern "C" __global__ void spin(long long cycles) {
   const long long begun = clock64();
   while (clock64() - begun < cycles) {}
 }
@@ -116,7 +116,7 @@ extern "C" __global__ void wait(long long cycles) {
 
 def _ordered(folder):
     """The input is written just before by a slow stream, the result read just after by another."""
-    wait = cupy.RawKernel(SLOW, "wait")
+    spin = cupy.RawKernel(SLOW, "spin")
     with on_gpu(folder, config=settings(chunk_size="256KiB")) as comm:
         exact = cupy.asarray(values(0, 1 << 20))
         want = comm.all_reduce(exact)
@@ -126,7 +126,7 @@ def _ordered(folder):
             array = cupy.full_like(exact, cupy.nan)
             cupy.cuda.Device().synchronize()
             with writes:
-                wait((1,), (1,), (np.int64(5_000_000),))
+                spin((1,), (1,), (np.int64(5_000_000),))
                 array[...] = exact
                 written = writes.record()
             with moves:
@@ -139,7 +139,7 @@ def _ordered(folder):
             reads.synchronize()
             assert (found == want).all(), turn
         # On the legacy default stream too, without any event.
-        wait((1,), (1,), (np.int64(5_000_000),))
+        spin((1,), (1,), (np.int64(5_000_000),))
         array[...] = exact
         comm.all_reduce(array, array)
         assert (array == want).all()
