@@ -8,7 +8,7 @@
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
 steps=${*:-build test sanitize bench auto gpus overlap backend ddp tune}
 . benchmarks/steps.sh
