@@ -71,7 +71,8 @@ compute_sanitizer() {  # over a collective of all ranks, eager and in a graph
 install_iproute2
 step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON \
   -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 .
-step test pytest $(cd tests && ls distributed/test_gpu_*.py)
+mapfile -t gpu_tests < <(cd tests && ls distributed/test_gpu_*.py)
+step test pytest "${gpu_tests[@]}"
 step sanitize compute_sanitizer
 for hosts in 2 4; do
   for rate in ${RATES:-10gbit 1gbit}; do
