@@ -8,7 +8,7 @@
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
 steps=${*:-build test sanitize bench auto gpus overlap backend ddp tune}
 . benchmarks/steps.sh
@@ -71,7 +71,8 @@ compute_sanitizer() {  # over a collective of all ranks, eager and in a graph
 install_iproute2
 step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON \
   -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 .
-step test pytest $(cd tests && ls distributed/test_gpu_*.py)
+mapfile -t gpu_tests < <(cd tests && ls distributed/test_gpu_*.py)
+step test pytest "${gpu_tests[@]}"
 step sanitize compute_sanitizer
 for hosts in 2 4; do
   for rate in ${RATES:-10gbit 1gbit}; do
