@@ -131,6 +131,10 @@ def _chosen(folder):
     with communicator(folder, config=settings("auto", auto_codecs=("block_float4",))) as comm:
         array = values(comm.rank, 50_000)
         kept = [digest(comm.all_reduce(array)) for _ in range(40)]
+        kept.append(digest(comm.all_gather(array)))
+        other, out = 1 - comm.rank, np.empty_like(array)
+        comm.exchange({other: array}, {other: out})
+        np.testing.assert_allclose(out, values(other, 50_000), atol=0.5)
         small = comm.all_reduce(np.ones(1, np.float32))
         assert small[0] == comm.world_size
         rows = [row for row in cccl.stats()["rows"] if row["label"] == "all_reduce"]
