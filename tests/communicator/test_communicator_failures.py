@@ -282,15 +282,14 @@ def test_scripts_that_just_end_end_well(tmp_path, kind):
 
 
 def test_a_stranger_that_calls_is_shown_the_door(tmp_path, monkeypatch):
-    """Of two ranks in threads, so that it is known where one listens."""
+    """Ranks are threads here, so that it is known where they listen."""
     calls, real = [], _sockets._listener
 
     def listen(host, backlog):
         listener = real(host, backlog)
-        if not calls:
-            for said in (b"", b"x" * 20, b"x"):
-                calls.append(socket.create_connection(listener.getsockname()[:2]))
-                calls[-1].sendall(said)
+        for said in (b"", b"x" * 20, b"x"):
+            calls.append(socket.create_connection(listener.getsockname()[:2]))
+            calls[-1].sendall(said)
         return listener
 
     monkeypatch.setattr(_sockets, "_listener", listen)
@@ -307,6 +306,6 @@ def test_a_stranger_that_calls_is_shown_the_door(tmp_path, monkeypatch):
     for thread in threads:
         thread.join(30)
     assert found == [2.0, 2.0]
-    assert len(calls) == 3
+    assert len(calls) == 6
     for call in calls:
         call.close()
