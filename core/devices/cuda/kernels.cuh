@@ -21,8 +21,8 @@
 //   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
 //   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
 //   std::uint64_t checksum(const Tile&, const Fetched<kVector>&) const;     what it adds
-//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane])
-//   const;
+//   template <int kVector, bool kAdd>
+//   void apply(const Tile&, const Fetched<kVector>&, Real (&values)[kPerLane]) const;
 // };
 #pragma once
 
@@ -152,7 +152,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       [&](const auto& tile, const auto& fetched, auto) {
         SumOf<T> tile_values[kPerLane];
         totals.read += decoder.checksum(tile, fetched);
-        decoder.template apply<kVector, false>(fetched, tile_values);
+        decoder.template apply<kVector, false>(tile, fetched, tile_values);
         write_values<T, true>(tile, values, tile_values);
       });
   finish(workspace, totals, report, nullptr);
@@ -247,7 +247,7 @@ struct Terms {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       checksum += decoder.checksum(tile, fetched[j]);
-      decoder.template apply<kVector, true>(fetched[j], sums);
+      decoder.template apply<kVector, true>(tile, fetched[j], sums);
     }
   }
 };
