@@ -38,6 +38,7 @@ struct AnyDecoder {
   using Values = void;
   static constexpr int kVector = kPerLane;
   static constexpr float kZero = 0.0f;
+  static constexpr bool kBusy = kRotated;
   static constexpr int kMostWords = kRotated ? 8 : 6;  // in a lane
   Layout layout;
   int bits;
@@ -112,7 +113,7 @@ struct AnyDecoder {
   __device__ void for_levels(const Tile& tile, std::uint32_t own_scale, Use use) const {
     const auto use_field = [&](int i, int width, std::uint32_t field, float scale) {
       float levels[kFieldCodes];
-      if (kRotated && codebook == kNormal4)
+      if (kRotated && width == 4 && codebook == kNormal4)
         levels_of_bytes(normal4_bytes(field), levels);
       else
         levels_of_field(field, width, levels);

@@ -17,6 +17,7 @@
 //   using Values;
 //   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
+//   static constexpr bool kBusy;      optional: true where decoding takes far longer than loading
 //   template <int kVector> struct Fetched;                                  of a tile, in a lane
 //   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
 //   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
@@ -252,13 +253,20 @@ struct Terms {
   }
 };
 
+template <class Decoder>
+inline constexpr bool kIsBusy = false;
+template <class Decoder>
+  requires(Decoder::kBusy)
+inline constexpr bool kIsBusy<Decoder> = true;
+
 // step(tile, sums of the sources' values) for each tile of this warp.
 template <int kVector, class Real, class Decoder, class Step>
 __device__ inline void for_sums(const Span& span, const Sources& sources, const Decoder& decoder,
                                 std::uint64_t& checksum, Step step) {
   using One = Terms<Decoder, kVector, 1>;
-  // As many as registers have room for.
-  constexpr int kMost = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
+  // As many as registers have room for; one where so much is done with it that others can wait.
+  constexpr int kFit = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
+  constexpr int kMost = kIsBusy<Decoder> ? 1 : kFit;
   using Group = Terms<Decoder, kVector, kMost>;
   const bool grouped = sources.count >= kMost;
   for_tiles<true>(
