@@ -27,7 +27,7 @@ class Kernels {
     if (settings_.search && settings_.bits <= kMostSearchedBits)
       use(Search<0, AnyBook>{{width, rotation}, layout});
     else if (settings_.stochastic)
-      use(AnyEncoder<Stochastic<AnyWidth>>{{layout}, {width, args.seed}, rotation});
+      use(AnyEncoder<Stochastic<AnyWidth>>{{layout}, {width, args.seed, args.runs}, rotation});
     else
       use(AnyEncoder<Nearest<AnyWidth>>{{layout}, {width}, rotation});
   }

@@ -166,6 +166,11 @@ struct AnyEncoder : Blocks<0> {
   Rotation rotation;
 
   __device__ void prepare() const {}
+  __device__ void renew()
+    requires Quantiser::kStochastic
+  {
+    quantiser.renew();
+  }
 
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {

@@ -28,13 +28,13 @@ class Kernels {
         use(Encoder<Quantiser, 0>{{layout}, quantiser});
     };
     if (settings_.bits == 8)
-      settings_.stochastic ? with_block(Stochastic<FixedWidth<8>>{{}, args.seed})
+      settings_.stochastic ? with_block(Stochastic<FixedWidth<8>>{{}, args.seed, args.runs})
                            : with_block(Nearest<FixedWidth<8>>{});
     else if (settings_.search)
       settings_.block == kDefaultBlock ? use(Search<kDefaultBlock, Normal4Book>{{}, layout})
                                        : use(Search<0, Normal4Book>{{}, layout});
     else
-      settings_.stochastic ? with_block(Stochastic<FixedWidth<4>>{{}, args.seed})
+      settings_.stochastic ? with_block(Stochastic<FixedWidth<4>>{{}, args.seed, args.runs})
                            : with_block(Nearest<FixedWidth<4>>{});
   }
 
