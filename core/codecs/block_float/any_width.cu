@@ -27,9 +27,11 @@ class Kernels {
     if (settings_.search && settings_.bits <= kMostSearchedBits)
       use(Search<0, AnyBook>{{width, rotation}, layout});
     else if (settings_.stochastic)
-      use(AnyEncoder<Stochastic<AnyWidth>>{{layout}, {width, args.seed, args.runs}, rotation});
+      use(AnyEncoder<Stochastic<AnyWidth>, 0>{{layout}, {width, args.seed, args.runs}, rotation});
+    else if (settings_.block == kDefaultBlock)
+      use(AnyEncoder<Nearest<AnyWidth>, kDefaultBlock>{{layout}, {width}, rotation});
     else
-      use(AnyEncoder<Nearest<AnyWidth>>{{layout}, {width}, rotation});
+      use(AnyEncoder<Nearest<AnyWidth>, 0>{{layout}, {width}, rotation});
   }
 
   template <class Use>

@@ -157,8 +157,8 @@ __device__ inline void write_fields(const Tile& tile, const Layout& layout, int 
 }
 
 // Encodes with a runtime width, rotated or not.
-template <class Quantiser>
-struct AnyEncoder : Blocks<0> {
+template <class Quantiser, int kBlock>
+struct AnyEncoder : Blocks<kBlock> {
   using Values = void;
   using Real = float;
   static constexpr bool kNanBits = false;
@@ -174,13 +174,13 @@ struct AnyEncoder : Blocks<0> {
 
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
-    if (rotation.on) rotation.template turn<kVector>(tile, layout.log2_block, values);
-    const int own = lane_id() << layout.log2_block;  // the first value of block lane_id()
-    const Extremes found = extremes_of_own_block<kVector>(own, values);
+    if (rotation.on) rotation.template turn<kVector>(tile, this->log2_block(), values);
+    const int own = lane_id() << this->log2_block();  // the first value of block lane_id()
+    const Extremes found = this->template extremes_of_own_block<kVector>(own, values);
     const Scale scale = linear_scale<Quantiser::kStochastic>(quantiser.width, found, kInfinity);
     const bool rare =
         __any_sync(~0u, scale.is_tiny || scale.is_nan || quantiser.exceeds(found, scale));
-    if (rare) make_ordinary<kVector>(scale, 1.0f, values);
+    if (rare) this->template make_ordinary<kVector>(scale, 1.0f, values);
     constexpr int kCodes = kVector < kFieldCodes ? kVector : kFieldCodes;
     std::uint32_t parts[kPerLane / kCodes];
     const auto take = [&](int k, const std::uint32_t (&codes)[kVector]) {
@@ -190,21 +190,21 @@ struct AnyEncoder : Blocks<0> {
             join_codes<kCodes>(codes + i * kCodes, quantiser.width.radix);
     };
     if (!Tile::kDirect || Quantiser::kStochastic || rare)
-      quantise<true, kVector>(quantiser, tile, scale.inverse, values, take);
+      this->template quantise<true, kVector>(quantiser, tile, scale.inverse, values, take);
     else
-      quantise<false, kVector>(quantiser, tile, scale.inverse, values, take);
+      this->template quantise<false, kVector>(quantiser, tile, scale.inverse, values, take);
     const int bits = quantiser.width.bits();
     if constexpr (kVector == kPerLane) {
-      write_fields<true>(tile, layout, bits, parts, out);
+      write_fields<true>(tile, this->layout, bits, parts, out);
     } else {
       std::uint32_t fields[kFields];
       const auto found = exchange_rows<kVector>(tile.staging, parts);
 #pragma unroll
       for (int f = 0; f < kFields; ++f)
         fields[f] = kCodes == 2 ? join_halves(found.words[f], 2 * bits) : found.words[f];
-      write_fields<true>(tile, layout, bits, fields, out);
+      write_fields<true>(tile, this->layout, bits, fields, out);
     }
-    if (own < tile.n) out.half_word(tile, layout.scale_offset(tile.first + own), scale.bits);
+    if (own < tile.n) out.half_word(tile, this->layout.scale_offset(tile.first + own), scale.bits);
     return scale.is_nan;
   }
 };
