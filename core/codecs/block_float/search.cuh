@@ -173,6 +173,7 @@ struct Search : Book {
   using Values = void;
   using Real = float;
   static constexpr bool kNanBits = false, kColumns = true;
+  static constexpr bool kCostly = Book::kAny;
   Layout layout;
 
   __device__ void prepare() const {

@@ -6,6 +6,8 @@
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
+//   static constexpr bool kCostly;    optional: true where sums are encoded by a kernel of their
+//   own
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
