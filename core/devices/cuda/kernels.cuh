@@ -6,8 +6,7 @@
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
-//   static constexpr bool kCostly;    optional: true where sums are encoded by a kernel of their
-//   own
+//   static constexpr bool kCostly;    optional: sums are encoded by a kernel of their own
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
@@ -20,7 +19,7 @@
 //   using Values;
 //   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
-//   static constexpr bool kBusy;      optional: true where decoding takes far longer than loading
+//   static constexpr bool kBusy;      optional: decoding takes far longer than loading
 //   template <int kVector> struct Fetched;                                  of a tile, in a lane
 //   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
 //   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
