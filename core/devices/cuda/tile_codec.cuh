@@ -152,6 +152,13 @@ inline constexpr bool serves_sums =
     std::is_void_v<typename Coder::Values> ||
     std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
 
+// Whether sums are encoded by the kernel that adds them up.
+template <class Encoder>
+inline constexpr bool kFused = true;
+template <class Encoder>
+  requires(Encoder::kCostly)
+inline constexpr bool kFused<Encoder> = false;
+
 template <class Kernels>
 class CudaTileCodec : public CudaCodec {
  public:
@@ -195,8 +202,9 @@ class CudaTileCodec : public CudaCodec {
     DeviceGuard guard(on.device().index);
     const auto [_, count, dtype] = target.in;
     const auto* same = dynamic_cast<const CudaTileCodec*>(to);
-    if (same && dtype != DType::kFloat64) return same->reduce_encode_fused(*this, args, target, on);
-    // Codecs of different kinds, and doubles, meet in memory.
+    if (same && dtype != DType::kFloat64 && same->is_fused(target))
+      return same->reduce_encode_fused(*this, args, target, on);
+    // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
     const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     const Scratch scratch(count * size_of(sums), on);
     const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
@@ -299,6 +307,12 @@ class CudaTileCodec : public CudaCodec {
     return sources;
   }
 
+  bool is_fused(const EncodeArgs& target) const {
+    bool fused = false;
+    kernels_.with_encoder(target, [&]<class Encoder>(const Encoder&) { fused = kFused<Encoder>; });
+    return fused;
+  }
+
   std::size_t reduce_encode_fused(const CudaTileCodec& first, const ReduceArgs& args,
                                   const EncodeArgs& target, const CudaQueue& on) const {
     const auto [_, count, dtype] = target.in;
@@ -309,7 +323,7 @@ class CudaTileCodec : public CudaCodec {
     first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
       kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
         if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
-                      serves_sums<Encoder, float>)
+                      serves_sums<Encoder, float> && kFused<Encoder>)
           launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), 1, span, decoder,
                  encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
       });
