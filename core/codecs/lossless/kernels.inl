@@ -164,20 +164,23 @@ void split_half(const std::byte* __restrict in, std::size_t n, std::uint8_t* __r
 }
 void join_half(const std::uint8_t* __restrict exponents, const std::byte* __restrict rest,
                std::size_t n, std::byte* __restrict out) {
-  alignas(64) std::uint8_t pairs[kRoom];
-  alignas(64) std::uint32_t signs[kRoom / 32];
+  alignas(64) std::uint8_t pairs[kRoom], signs[kRoom];
   const std::byte* from = rest + padded(n);
   for (std::size_t i = 0; i < n; i += 16, from += 4) {
     const std::uint64_t word = element<std::uint32_t>(from, 0);
     const std::uint64_t eight[] = {spread_digits(word & 0xFFFF), spread_digits(word >> 16)};
     std::memcpy(pairs + i, eight, sizeof eight);
   }
-  std::memcpy(signs, from, (n + 31) / 32 * 4);
+  for (std::size_t i = 0; i < n; i += 8, ++from) {
+    const std::uint64_t bits = static_cast<std::uint64_t>(*from) * 0x0101010101010101u;
+    // Byte i is 0x80 where bit i is set.
+    const std::uint64_t eight =
+        ((bits & 0x8040201008040201u) + 0x7F7F7F7F7F7F7F7Fu) & 0x8080808080808080u;
+    std::memcpy(signs + i, &eight, sizeof eight);
+  }
   for (std::size_t i = 0; i < n; ++i) {
-    const std::uint32_t sign = signs[i / 32] >> i % 32 & 1;
-    const std::uint32_t v = sign << 15 | (exponents[i] & 31u) << 10 | std::uint32_t{pairs[i]} << 8 |
-                            static_cast<std::uint32_t>(rest[i]);
-    set_element(out, i, static_cast<std::uint16_t>(v));
+    const auto high = static_cast<std::uint8_t>(signs[i] | (exponents[i] & 31) << 2 | pairs[i]);
+    set_element(out, i, static_cast<std::uint16_t>(high << 8 | static_cast<int>(rest[i])));
   }
 }
 
