@@ -1,4 +1,5 @@
 // identity on CUDA devices: a copy of bytes, and sums rounded to their element type.
+#include "devices/cuda/copy.cuh"
 #include "devices/cuda/elements.cuh"
 #include "devices/cuda/tile_codec.cuh"
 
@@ -21,89 +22,6 @@ struct Kernels {
   }
 };
 
-// The exponent bits of the elements in a 32-bit word: all set in an Inf or NaN.
-struct Exponents {
-  std::uint32_t low, high;  // of two elements, or twice of the same
-  bool odd_words_only;      // those of float64
-  bool floating;
-};
-
-Exponents exponents_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return {0x7F800000u, 0x7F800000u, false, true};
-    case DType::kFloat16: return {0x7C00u, 0x7C000000u, false, true};
-    case DType::kBFloat16: return {0x7F80u, 0x7F800000u, false, true};
-    case DType::kFloat64: return {0x7FF00000u, 0x7FF00000u, true, true};
-    default: return {};
-  }
-}
-
-__device__ bool has_non_finite(const Chunk<kChunkBytes>& chunk, const Exponents& exponents) {
-  bool found = false;
-#pragma unroll
-  for (int i = 0; i < chunk.kWords; ++i) {
-    const std::uint32_t word = chunk.words[i];
-    const bool special =
-        (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
-    found |= special && (i % 2 || !exponents.odd_words_only);
-  }
-  return found && exponents.floating;
-}
-
-// A tile here has words for values: kRows rows of 16 bytes in each lane.
-constexpr int kRows = kPerLane * 4 / kChunkBytes;
-
-using Rows = Chunk<kChunkBytes>[kRows];
-
-// step(tile, offset of its bytes) for each tile of this warp. A full last tile, whose last word is
-// cut short, must not be taken for whole.
-template <class Step>
-__device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
-  span.aligned &= bytes % 4 == 0 || span.count % kTileValues != 0;
-  for_tiles(span, [&](const auto& tile) { step(tile, tile.first * 4); });
-}
-
-__global__ void __launch_bounds__(kThreads)
-    copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
-                   __grid_constant__ const Seal seal, Workspace* workspace) {
-  begin();
-  Totals totals{};
-  BodyWriter out(seal.payload, totals.written);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
-    Rows rows;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      rows[k] = read_row<kChunkBytes>(tile, values + at, static_cast<std::int64_t>(bytes - at));
-    }
-    bool found = false;
-#pragma unroll
-    for (const auto& row : rows) found |= has_non_finite(row, exponents);
-    if (found) totals.flags |= kFoundNonFinite;
-    out.rows(tile, offset, bytes, rows);
-  });
-  finish(workspace, totals, nullptr, &seal);
-}
-
-__global__ void __launch_bounds__(kThreads)
-    copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
-                    __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
-  begin();
-  Totals totals = inspect(sources, report);
-  const BodyReader in(sources.payloads[0]);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
-    Rows rows;
-    in.rows(tile, offset, bytes, rows);
-    totals.read += checksum_of(offset, lane_id(), rows);
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      write_row(tile, values + at, static_cast<std::int64_t>(bytes - at), rows[k], lane_id());
-    }
-  });
-  finish(workspace, totals, report, nullptr);
-}
-
 // Bit patterns of NaN and -0.0 survive, and any dtype passes.
 class IdentityOnCuda final : public CudaTileCodec<Kernels> {
  public:
@@ -114,20 +32,14 @@ class IdentityOnCuda final : public CudaTileCodec<Kernels> {
     const auto& on = cuda_queue(queue);
     DeviceGuard guard(on.device().index);
     const auto seal = seal_of(args);
-    const std::uint64_t bytes = args.in.bytes(), words = (bytes + 3) / 4;
-    launch(copy_in_kernel, on, tiles_of(words), static_cast<const std::byte*>(args.in.data), bytes,
-           Span{words, 0, all_aligned(args.in.data, args.out.data())}, exponents_of(args.in.dtype),
-           seal, on.workspace());
+    copy_in(args.in, seal, Sources{}, on);
     return sizeof(PayloadHeader) + seal.header.body_bytes;
   }
 
   void decode(Bytes payload, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
     DeviceGuard guard(on.device().index);
-    const std::uint64_t bytes = out.bytes(), words = (bytes + 3) / 4;
-    launch(copy_out_kernel, on, tiles_of(words), static_cast<std::byte*>(out.data), bytes,
-           Span{words, 0, all_aligned(payload.data(), out.data)},
-           sources_of({&payload, 1}, out.count, out.dtype), on.workspace(), on.report());
+    copy_out(out, sources_of({&payload, 1}, out.count, out.dtype), on);
   }
 };
 

@@ -141,9 +141,7 @@ class Lossless::Writer final : public PayloadWriter {
     directory_ = args.out.data() + sizeof header_;
     at_ = directory_;
     if (!codes(dtype)) return;
-    if (count / kBlock * (kBlock * size_of(dtype) / kUnit) > kMaxUnits - count / kBlock)
-      throw UnsupportedError("codec 'lossless' encodes at most 64 GiB at once, got " +
-                             std::to_string(args.in.bytes()) + " bytes: encode parts");
+    check_size(dtype, count);
     at_ += directory_bytes(count);
     std::memset(directory_, 0, directory_bytes(count));
   }

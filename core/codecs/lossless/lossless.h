@@ -3,8 +3,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 
 #include "api/dtype.h"
+#include "api/error.h"
 
 namespace cccl::lossless {
 
@@ -13,8 +15,6 @@ inline constexpr std::size_t kUnit = 16;     // bytes; blocks begin at multiples
 inline constexpr int kPlanes = 4;            // of digits
 inline constexpr int kTable = 3 * kPlanes;   // exponents that have digits
 inline constexpr int kSampled = 8;           // level fast counts one exponent of so many
-// More values than this are never in one payload: blocks' places are 32-bit numbers of units.
-inline constexpr std::size_t kMaxUnits = 0xFFFFFFFFu;
 
 constexpr std::size_t padded(std::size_t bytes) { return (bytes + 3) / 4 * 4; }
 constexpr std::size_t in_units(std::size_t bytes) { return (bytes + kUnit - 1) / kUnit * kUnit; }
@@ -29,6 +29,13 @@ constexpr std::size_t blocks_of(std::size_t n) { return n / kBlock + (n % kBlock
 // A row of 4 bytes for each block but the first, in front of all blocks.
 constexpr std::size_t directory_bytes(std::size_t n) {
   return n > kBlock ? in_units(4 * (blocks_of(n) - 1)) : 0;
+}
+
+// Throws UnsupportedError for more values than a directory reaches: its rows are 32-bit units.
+inline void check_size(DType dtype, std::size_t n) {
+  if (in_units(n * size_of(dtype) + directory_bytes(n)) / kUnit > 0xFFFFFFFFu)
+    throw UnsupportedError("codec 'lossless' encodes at most 64 GiB at once, got " +
+                           std::to_string(n) + " values: encode parts");
 }
 
 // Digits of two bits, in words.

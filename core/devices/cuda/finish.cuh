@@ -26,6 +26,7 @@ struct Sources {
   const std::byte* payloads[kMaxSources];
   int count;
   PayloadHeader expected;
+  bool any_size;  // expected.body_bytes is the most that a body may have
 };
 
 enum Flags : unsigned int { kFoundNonFinite = 1, kNoChecksum = 2, kReported = 4, kOriginShift = 8 };
@@ -52,10 +53,13 @@ __device__ inline PayloadHeader read_header(const std::byte* payload) {
   return std::bit_cast<PayloadHeader>(words);
 }
 
-__device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadHeader& expected) {
+__device__ inline bool is_as_expected(const PayloadHeader& found, const Sources& sources) {
+  const PayloadHeader& expected = sources.expected;
   bool same = found.magic == expected.magic && found.version == expected.version &&
               found.codec == expected.codec && found.dtype == expected.dtype &&
-              found.count == expected.count && found.body_bytes == expected.body_bytes;
+              found.count == expected.count;
+  same &= sources.any_size ? found.body_bytes <= expected.body_bytes
+                           : found.body_bytes == expected.body_bytes;
   for (int i = 0; i < 4; ++i) same &= found.params[i] == expected.params[i];
   return same && found.header_check == header_check(found);
 }
@@ -70,7 +74,7 @@ __device__ inline Totals inspect(const Sources& sources, Report* report) {
     const bool mine = i < sources.count;
     PayloadHeader header{};
     if (mine) header = read_header(sources.payloads[i]);
-    const bool wrong = mine && !is_as_expected(header, sources.expected);
+    const bool wrong = mine && !is_as_expected(header, sources);
     if (mine && (header.flags & kHasChecksum))
       totals.read -= header.checksum;
     else if (mine)
@@ -92,10 +96,12 @@ __device__ inline Totals inspect(const Sources& sources, Report* report) {
   return totals;
 }
 
-__device__ inline void write_header(const Seal& seal, const Totals& totals) {
+__device__ inline void write_header(const Seal& seal, const Totals& totals,
+                                    const std::uint64_t* body_bytes) {
   __shared__ HeaderWords words;
   if (threadIdx.x == 0) {
     PayloadHeader header = seal.header;
+    if (body_bytes) header.body_bytes = *body_bytes;
     if (!header.origin) header.origin = totals.flags >> kOriginShift;
     if (header.origin || (totals.flags & kFoundNonFinite)) header.flags |= kHasNonFinite;
     if (seal.with_checksum) {
@@ -140,9 +146,10 @@ __device__ inline bool is_last_block(Workspace* workspace) {
 }
 
 // Adds this block's totals to the workspace. The last block judges what was read, seals what was
-// written, and leaves the workspace all zero.
+// written, and leaves the workspace all zero. `body_bytes`: where a block has written how many the
+// body has, if the header in `seal` does not say.
 __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* report,
-                              const Seal* seal) {
+                              const Seal* seal, const std::uint64_t* body_bytes = nullptr) {
   __shared__ bool last;
   __shared__ Totals all;
   const Totals block = sum_of_block(mine);
@@ -161,7 +168,7 @@ __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* 
     }
   }
   __syncthreads();
-  if (last && seal) write_header(*seal, all);
+  if (last && seal) write_header(*seal, all, body_bytes);
 }
 
 }  // namespace cccl::cuda

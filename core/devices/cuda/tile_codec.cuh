@@ -17,7 +17,7 @@
 #include <utility>
 
 #include "api/codec.h"
-#include "devices/cpu/tile_codec.h"
+#include "devices/cpu/cpu_codec.h"
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
 #include "devices/cuda/queue.h"
@@ -84,7 +84,7 @@ inline Mean mean_of(double divisor, DType dtype) {
 class CudaCodec : public Codec {
  public:
   explicit CudaCodec(std::shared_ptr<const Codec> reference)
-      : reference_(std::move(reference)), tiles_(&dynamic_cast<const TileCodec&>(*reference_)) {}
+      : reference_(std::move(reference)), on_cpu_(&dynamic_cast<const CpuCodec&>(*reference_)) {}
 
   const CodecInfo& info() const final { return reference_->info(); }
   std::string spec() const final { return reference_->spec(); }
@@ -103,32 +103,38 @@ class CudaCodec : public Codec {
 
  protected:
   Seal seal_of(const EncodeArgs& args) const {
-    return {args.out.data(), tiles_->header_for(args), args.checksum};
+    return {args.out.data(), on_cpu_->header_for(args), args.checksum};
   }
 
-  // Throws CorruptPayloadError for lengths that no payload of these values has.
+  // Throws CorruptPayloadError for lengths that no payload of these values has. Where sizes depend
+  // on the values, the least of the payloads' lengths is the most that a body may have.
   Sources sources_of(std::span<const Bytes> payloads, std::size_t count, DType dtype) const {
     if (payloads.empty() || payloads.size() > kMaxSources)
       throw UnsupportedError("a CUDA reduction takes 1 to " + std::to_string(kMaxSources) +
                              " payloads, got " + std::to_string(payloads.size()));
     Sources sources{};
-    const auto bytes = max_encoded_bytes(count, dtype);
+    const auto most = max_encoded_bytes(count, dtype);
+    const auto least = info().fixed_size ? most : sizeof(PayloadHeader);
+    auto body = most - sizeof(PayloadHeader);
     for (const Bytes payload : payloads) {
-      if (payload.size() < bytes)
+      if (payload.size() < least)
         throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
-                                  " bytes instead of " + std::to_string(bytes));
+                                  " bytes instead of " + std::to_string(least));
+      body = std::min(body, payload.size() - sizeof(PayloadHeader));
       sources.payloads[sources.count++] = payload.data();
     }
     EncodeArgs like;
     like.in = {nullptr, count, dtype};
-    like.out = {static_cast<std::byte*>(nullptr), bytes};
-    sources.expected = tiles_->header_for(like);
+    like.out = {static_cast<std::byte*>(nullptr), most};
+    sources.expected = on_cpu_->header_for(like);
+    sources.expected.body_bytes = body;
+    sources.any_size = !info().fixed_size;
     return sources;
   }
 
  private:
   std::shared_ptr<const Codec> reference_;
-  const TileCodec* tiles_;
+  const CpuCodec* on_cpu_;
 };
 
 template <class Coder, class T>
