@@ -28,18 +28,17 @@ class IdentityOnCuda final : public CudaTileCodec<Kernels> {
   explicit IdentityOnCuda(std::shared_ptr<const Codec> codec)
       : CudaTileCodec(std::move(codec), Kernels{}) {}
 
-  std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
+ private:
+  std::size_t encode_alike(std::span<const EncodeArgs> args, const CudaQueue& on) const override {
     DeviceGuard guard(on.device().index);
-    const auto seal = seal_of(args);
-    copy_in(args.in, seal, Sources{}, on);
-    return sizeof(PayloadHeader) + seal.header.body_bytes;
+    const auto parts = encode_parts(args, words_of(args[0].in));
+    copy_in(parts, args.size(), args[0].in, Sources{}, on);
+    return sizeof(PayloadHeader) + parts.parts[0].seal.header.body_bytes;
   }
 
-  void decode(Bytes payload, Values out, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
+  void decode_alike(std::span<const DecodeArgs> args, const CudaQueue& on) const override {
     DeviceGuard guard(on.device().index);
-    copy_out(out, sources_of({&payload, 1}, out.count, out.dtype), on);
+    copy_out(decode_parts(args, words_of(args[0].out)), args.size(), args[0].out, on);
   }
 };
 

@@ -227,4 +227,37 @@ struct Rest {
   }
 };
 
+// Sums over a thread block of four counts, each at most kBlock.
+struct Counts {
+  std::uint32_t low, high;  // two in each, of 16 bits
+
+  __device__ void add(const Counts& other) { low += other.low, high += other.high; }
+  __device__ int at(int i) const { return (i < 2 ? low : high) >> 16 * (i % 2) & 0xFFFF; }
+};
+
+// What threads in front of this one have, and all have. `sums` is used once between two barriers.
+__device__ inline void scan(const Counts& mine, Counts (&sums)[kWarps], Counts& before,
+                            Counts& all) {
+  Counts upto = mine;
+#pragma unroll
+  for (int step = 1; step < kLanes; step *= 2) {
+    const Counts other{__shfl_up_sync(~0u, upto.low, step), __shfl_up_sync(~0u, upto.high, step)};
+    if (lane_id() >= step) upto.add(other);
+  }
+  const int warp = static_cast<int>(threadIdx.x) / kLanes;
+  if (lane_id() == kLanes - 1) sums[warp] = upto;
+  __syncthreads();
+  before = {upto.low - mine.low, upto.high - mine.high};
+  all = {};
+#pragma unroll
+  for (int w = 0; w < kWarps; ++w) {
+    if (w < warp) before.add(sums[w]);
+    all.add(sums[w]);
+  }
+}
+
+__device__ inline void prefetch(const std::byte* line) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(line));
+}
+
 }  // namespace cccl::lossless

@@ -49,18 +49,20 @@ __device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
 }
 
 static __global__ void __launch_bounds__(kThreads)
-    copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
-                   __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
+    copy_in_kernel(__grid_constant__ const Parts<EncodePart> parts, std::uint64_t bytes,
+                   Exponents exponents, __grid_constant__ const Sources sources,
                    Workspace* workspace) {
+  const EncodePart& part = parts.mine();
   begin();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are copied here
-  BodyWriter out(seal.payload, totals.written);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+  BodyWriter out(part.seal.payload, totals.written);
+  for_byte_tiles(part.span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      rows[k] = read_row<kChunkBytes>(tile, values + at, static_cast<std::int64_t>(bytes - at));
+      const auto left = static_cast<std::int64_t>(bytes - at);
+      rows[k] = read_row<kChunkBytes>(tile, part.values + at, left);
     }
     bool found = false;
 #pragma unroll
@@ -68,40 +70,44 @@ static __global__ void __launch_bounds__(kThreads)
     if (found) totals.flags |= kFoundNonFinite;
     out.rows(tile, offset, bytes, rows);
   });
-  finish(workspace, totals, nullptr, &seal);
+  finish(workspace, totals, nullptr, &part.seal);
 }
 
 static __global__ void __launch_bounds__(kThreads)
-    copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
-                    __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+    copy_out_kernel(__grid_constant__ const Parts<DecodePart> parts, std::uint64_t bytes,
+                    Workspace* workspace, Report* report) {
+  const DecodePart& part = parts.mine();
   begin();
-  Totals totals = inspect(sources, report);
-  const BodyReader in(sources.payloads[0]);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+  Totals totals = inspect(&part.payload, 1, part.expected, report);
+  const BodyReader in(part.payload);
+  for_byte_tiles(part.span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
     in.rows(tile, offset, bytes, rows);
     totals.read += checksum_of(offset, lane_id(), rows);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      write_row(tile, values + at, static_cast<std::int64_t>(bytes - at), rows[k], lane_id());
+      const auto left = static_cast<std::int64_t>(bytes - at);
+      write_row(tile, part.values + at, left, rows[k], lane_id());
     }
   });
   finish(workspace, totals, report, nullptr);
 }
 
-inline void copy_in(ConstValues in, const Seal& seal, const Sources& sources, const CudaQueue& on) {
-  const std::uint64_t bytes = in.bytes(), words = (bytes + 3) / 4;
-  launch(copy_in_kernel, on, tiles_of(words), static_cast<const std::byte*>(in.data), bytes,
-         Span{words, 0, all_aligned(in.data, seal.payload)}, exponents_of(in.dtype), seal, sources,
-         on.workspace());
+// What tiles are made of here.
+inline std::uint64_t words_of(ConstValues values) { return (values.bytes() + 3) / 4; }
+
+// `like`: values as each of the parts has them.
+inline void copy_in(const Parts<EncodePart>& parts, std::size_t count, ConstValues like,
+                    const Sources& sources, const CudaQueue& on) {
+  launch(copy_in_kernel, on, tiles_of(words_of(like)), count, parts, std::uint64_t{like.bytes()},
+         exponents_of(like.dtype), sources, on.workspace());
 }
 
-inline void copy_out(Values out, const Sources& sources, const CudaQueue& on) {
-  const std::uint64_t bytes = out.bytes(), words = (bytes + 3) / 4;
-  launch(copy_out_kernel, on, tiles_of(words), static_cast<std::byte*>(out.data), bytes,
-         Span{words, 0, all_aligned(sources.payloads[0], out.data)}, sources, on.workspace(),
-         on.report());
+inline void copy_out(const Parts<DecodePart>& parts, std::size_t count, ConstValues like,
+                     const CudaQueue& on) {
+  launch(copy_out_kernel, on, tiles_of(words_of(like)), count, parts, std::uint64_t{like.bytes()},
+         on.workspace(), on.report());
 }
 
 }  // namespace cccl::cuda
