@@ -45,7 +45,7 @@ __device__ inline Extent extent_of(std::uint64_t block, const DecodeTask& task,
   if (task.directory > body_bytes) return found;
   std::uint64_t ignored = 0;
   if (block > 0) found.begin = std::uint64_t{in.word(4 * (block - 1), sum)} * kUnit;
-  if (block < task.blocks - 1) found.end = std::uint64_t{in.word(4 * block, ignored)} * kUnit;
+  if (block + 1 < task.blocks) found.end = std::uint64_t{in.word(4 * block, ignored)} * kUnit;
   return found;
 }
 
