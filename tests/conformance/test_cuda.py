@@ -215,7 +215,7 @@ def test_a_damaged_payload_among_several_is_found(case):
     payloads = _contributions(case, "float32", 5, n)
     rng = np.random.default_rng(4)
     for rank in range(5):
-        for at in (*rng.integers(0, 64, 4), *rng.integers(64, len(payloads[0]), 8)):
+        for at in (*rng.integers(0, 64, 4), *rng.integers(64, len(payloads[rank]), 8)):
             damaged = bytearray(payloads[rank])
             damaged[at] ^= 1 << rng.integers(0, 8)
             with_damage = [*payloads[:rank], bytes(damaged), *payloads[rank + 1 :]]
