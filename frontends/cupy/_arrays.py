@@ -97,6 +97,18 @@ def moved(host: np.ndarray, like: Any) -> Any:
         return cupy().asarray(host)
 
 
+def repeated(flat: Any, size: int) -> Any:
+    """So many values, those of an array over and over."""
+    found = empty((size,), flat)
+    filled = min(flat.size, size)
+    found[:filled] = flat[:filled]
+    while filled < size:
+        more = min(filled, size - filled)
+        found[filled : filled + more] = found[:more]
+        filled += more
+    return found
+
+
 def sum_over_ranks(gathered: Any, out: Any) -> None:
     """Of a row of values per rank, in their own dtype."""
     if on_host(out):

@@ -11,7 +11,7 @@ import numpy as np
 from .._config import PLAIN
 from .._policy import Policy
 from ..errors import UnsupportedError
-from ._arrays import empty, moved, stream_of
+from ._arrays import empty, moved, repeated, stream_of
 from ._connections import Connection
 
 if TYPE_CHECKING:
@@ -49,12 +49,18 @@ class Probe:
         return largest
 
     def _prepare(self, name: str, nbytes: int) -> Call:
-        """With the same values in every measurement: a sum in place would grow."""
+        """With the same values in every measurement: a sum in place would grow. What is only moved
+        has the call's own: how short they get is theirs."""
         call, size = self._call, self._found.core.size
         numel = max(1, nbytes // call.source.dtype.size // size) * size
         if numel != self._numel:
             self._numel = numel
-            self._values = moved(np.linspace(-1, 1, numel).astype(self._like.dtype), self._like)
+            own = call.array.reshape(-1).view(self._like.dtype)
+            if call.reduces or own.size == 0:
+                ramp = np.linspace(-1, 1, numel).astype(self._like.dtype)
+                self._values = moved(ramp, self._like)
+            else:
+                self._values = repeated(own, numel)
             self._whole, self._part = (empty((n,), self._like) for n in (numel, numel // size))
         array = self._part if call.collective == "all_gather" else self._whole
         out = self._part if call.collective == "reduce_scatter" else self._whole

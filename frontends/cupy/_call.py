@@ -36,6 +36,7 @@ class Call:
 
     def __post_init__(self) -> None:
         """Refuses before anything is sent what could not be sent right."""
+        self.config = self.config.of(self.collective)
         self.where = f"{self.collective} {self.label!r}"
         self.source = memory_of(self.array, self.where, written=self.out is self.array)
         if self.out is None:
@@ -66,9 +67,14 @@ class Call:
         return self.collective, self.source.dtype.name, self.config.candidate_specs
 
     @property
+    def reduces(self) -> bool:
+        """Whether it adds values up, and does not only move them."""
+        return self.collective in REDUCING
+
+    @property
     def reduces_integers(self) -> bool:
         """Which the core does not: its sums are of floats."""
-        return self.collective in REDUCING and not self.source.dtype.floating
+        return self.reduces and not self.source.dtype.floating
 
     def check_parts(self, size: int, rank: int) -> None:
         """Whether input and output fit a group of that size."""

@@ -145,7 +145,8 @@ class Communicator:
         label: str = "all_gather",
     ) -> Any:
         """Every rank's `array`, in rank order. `out` has world_size times its values; None: a new
-        array of all rows. Exact unless `collective_filter` names it."""
+        array of all rows. Exact, or lossless as `weights_type` says, unless `collective_filter`
+        names it."""
         array = from_scalar(array)
         out = self._output("all_gather", label, array, out, self._whole)
         call = Call("all_gather", array, out, self._settings(config), str(label))
@@ -155,8 +156,8 @@ class Communicator:
     def broadcast(
         self, array: Any, root: int = 0, *, config: Settings = None, label: str = "broadcast"
     ) -> Any:
-        """The root's `array` in every rank's, the root's own too where it is compressed. Exact
-        unless `collective_filter` names it."""
+        """The root's `array` in every rank's, the root's own too where bits are lost. Exact,
+        or lossless as `weights_type` says, unless `collective_filter` names it."""
         self._check_rank(root, "root")
         call = Call("broadcast", array, array, self._settings(config), str(label), root=root)
         self._run([call])

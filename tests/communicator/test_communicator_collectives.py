@@ -14,7 +14,7 @@ import cccl
 DTYPES = ("float32", "float16", "float64", "complex64", "complex128")
 CODECS = (
     "identity", "cast_fp16", "cast_bf16", "block_float8", "block_float4", "block_float3",
-    "sparse", "sparse(block_float8)",
+    "sparse", "sparse(block_float8)", "lossless",
 )  # fmt: skip
 
 each_world = pytest.mark.parametrize("world", (1, 2, 3, 5))
