@@ -119,7 +119,7 @@ nb::object python_error_or_none(const std::exception_ptr& error) {
 
 Collective collective_of(const std::string& name) {
   for (const auto collective : {Collective::kAllReduce, Collective::kReduceScatter,
-                                Collective::kAllGather, Collective::kBroadcast})
+                                Collective::kAllGather, Collective::kBroadcast, Collective::kSend})
     if (name == name_of(collective)) return collective;
   throw ConfigError("unknown collective '" + name + "'");
 }

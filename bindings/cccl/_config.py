@@ -18,6 +18,7 @@ from . import _core
 from .errors import ConfigError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_FILTERED = (*COLLECTIVES, "send")
 _OF_WEIGHTS = ("all_gather", "broadcast")
 PLAIN = "none"
 AUTO = "auto"
@@ -63,7 +64,8 @@ class Config:
     collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
-    """Collectives that go as `compression_type` says; the others as `weights_type`, or plain."""
+    """Collectives that go as `compression_type` says; the others as `weights_type`, or plain.
+    "send" is `cccl.cupy`'s send, recv and exchange."""
 
     weights_type: str | None = None
     """How all_gather and broadcast go where `collective_filter` does not name them: "none", plain;
@@ -101,7 +103,8 @@ class Config:
     """Raise `NotCompressedError` where something that should be compressed would go plain."""
 
     deadline: float | None = None
-    """Seconds that a wait for a peer may take; None: the process group's timeout."""
+    """Seconds that a wait for a peer may take; None: the process group's timeout, or
+    the communicator's `deadline`."""
 
     min_size: int | str = "16KiB"
     """Tensors of fewer bytes go plain where the process-group backend cannot tell a gradient from a
@@ -317,8 +320,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "level": _one_of("fast", "best"),
     "rotation": _one_of("none", "hadamard"),
     "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
-    "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
-                          lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),
+    "collective_filter": (f"a list of {', '.join(_FILTERED)}",
+                          lambda v: isinstance(v, tuple) and all(c in _FILTERED for c in v)),
     "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
     "top_k": ("a share of the values, more than 0 and at most 1",
               lambda v: v is None or (isinstance(v, float) and 0 < v <= 1)),

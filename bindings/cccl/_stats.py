@@ -60,6 +60,8 @@ def plain_bytes(collective: str, value_bytes: int, world_size: int) -> int:
         "reduce_scatter": others / world_size,
         "all_gather": others,
         "broadcast": 1,
+        "send": 1,
+        "recv": 0,
     }[collective]
     return round(factor * value_bytes)
 

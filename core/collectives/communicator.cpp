@@ -10,6 +10,8 @@ namespace {
 constexpr int kMostRanksOnDevice = 64;  // a kernel reads that many payloads
 
 void check(const CollectiveCall& call, int size) {
+  if (call.collective == Collective::kSend && size == 1)
+    throw ConfigError("a send needs a rank to receive it: this group has one rank");
   if (!call.contribution || !call.result) throw ConfigError("a collective needs a codec per leg");
   for (const auto* codec : {call.contribution.get(), call.result.get()})
     if (!codec->supports(call.in.dtype))
@@ -40,6 +42,7 @@ void check_deadline(Seconds deadline) {
 // Sizes of input and output against the counts, for the rank that calls.
 void check_sizes(const CollectiveCall& call, int rank) {
   std::size_t in = call.in.count, out = call.in.count;
+  if (call.collective == Collective::kSend && rank == call.root) out = 0;
   if (!call.counts.empty()) {
     std::size_t total = 0;
     for (const auto count : call.counts) total += count;

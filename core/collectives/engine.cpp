@@ -31,6 +31,12 @@ std::string codecs_of(const CollectiveCall& call) {
   return first == second ? first : first + " -> " + second;
 }
 
+// The two ends of a send are rows apart.
+std::string name_in_stats(const CollectiveCall& call, int rank) {
+  const bool receives = call.collective == Collective::kSend && rank != call.root;
+  return receives ? "recv" : name_of(call.collective);
+}
+
 std::string join(const std::vector<std::size_t>& counts) {
   std::string text;
   for (const auto count : counts) text += (text.empty() ? "" : ",") + std::to_string(count);
@@ -203,8 +209,8 @@ std::exception_ptr Engine::finish(Launched launched) {
   if (!error) row.run = stats;
   row.latency =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
-  process_stats().add({call.label, name_of(call.collective), codecs_of(call), launched.algorithm,
-                       name_of(call.in.dtype), ""},
+  process_stats().add({call.label, name_in_stats(call, transport_->rank()), codecs_of(call),
+                       launched.algorithm, name_of(call.in.dtype), ""},
                       row);
   return error;
 }

@@ -25,7 +25,7 @@ namespace cccl {
 struct CollectiveCall {
   Collective collective = Collective::kAllReduce;
   ConstValues in;  // may be `out` itself
-  Values out;
+  Values out;      // empty where a send begins
   bool average = true;
   int root = 0;
   std::vector<std::size_t> counts;                    // per rank, for reduce_scatter and all_gather

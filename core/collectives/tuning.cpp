@@ -42,7 +42,7 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
   // Shards of a chunk, and how many of them the values of `most` are cut into.
   const bool split = args.counts.size() == 1 && args.algorithm == Algorithm::kTwoShot;
   const std::size_t owners =
-      args.collective == Collective::kBroadcast ? std::max<std::size_t>(1, ranks - 1) : ranks;
+      has_root(args.collective) ? std::max<std::size_t>(1, ranks - 1) : ranks;
   const std::size_t shards = split ? owners : 1;
   if (tuning.chunk_bytes) {
     const std::size_t values = tuning.chunk_bytes / size_of(dtype);

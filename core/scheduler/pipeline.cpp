@@ -218,10 +218,10 @@ class Run {
     }
   }
 
-  // Of a result that is decoded: the owner made its own, but for the root's in a broadcast.
+  // Of a result that is decoded: the owner made its own, but where there is a root.
   bool is_received(const Op& op) const {
     const auto& args = plan_.args();
-    if (args.collective == Collective::kBroadcast) return args.rank != args.root;
+    if (has_root(args.collective)) return args.rank != args.root;
     return op.index != args.rank;
   }
 
