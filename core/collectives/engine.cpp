@@ -31,6 +31,14 @@ std::string codecs_of(const CollectiveCall& call) {
   return first == second ? first : first + " -> " + second;
 }
 
+std::string name_of(const FeedbackSettings& settings) {
+  if (!settings.sender && !settings.owner) return "";
+  constexpr const char* kTypes[] = {"float32", "bfloat16", "block_float8"};
+  return std::string(", error feedback") + (settings.sender ? " sender" : "") +
+         (settings.owner ? " owner" : "") + " " + kTypes[static_cast<int>(settings.type)] +
+         " decay " + std::to_string(settings.decay);
+}
+
 std::string join(const std::vector<std::size_t>& counts) {
   std::string text;
   for (const auto count : counts) text += (text.empty() ? "" : ",") + std::to_string(count);
@@ -48,7 +56,8 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
                             std::to_string(plan.chunk) + ", window " + std::to_string(plan.window));
   signature.set("codecs", codecs_of(call));
   signature.set("checks", std::string(call.checksum ? "checksum" : "no checksum") +
-                              (call.raise_non_finite ? ", raise non-finite" : ""));
+                              (call.raise_non_finite ? ", raise non-finite" : "") +
+                              name_of(feedback_of(call)));
   return signature;
 }
 
@@ -63,6 +72,15 @@ std::string describe(const CollectiveCall& call) {
 }
 
 }  // namespace
+
+FeedbackSettings feedback_of(const CollectiveCall& call) {
+  auto settings = call.feedback;
+  const bool possible = call.store && reduces(call.collective);
+  settings.sender &= possible && !call.contribution->info().lossless;
+  settings.owner &=
+      possible && call.collective == Collective::kAllReduce && !call.result->info().lossless;
+  return settings;
+}
 
 Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
                Seconds deadline, const std::vector<void*>& streams)
@@ -187,8 +205,11 @@ std::exception_ptr Engine::finish(Launched launched) {
     error = std::make_exception_ptr(NonFiniteError(
         describe(call) + " has a non-finite value" +
         (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
+  if (launched.state && !error && !stats.non_finite && !launched.run.sent_non_finite)
+    call.store->succeeded(*launched.state);
   StatsRow row;
   row.calls = 1;
+  row.feedback_calls = launched.state ? 1 : 0;
   row.timed_calls = launched.timed && !error ? 1 : 0;
   row.failures = error ? 1 : 0;
   row.values = call.in.count;
@@ -249,7 +270,10 @@ void Engine::perform(Launched& launched) {
   args.root = call.root;
   args.receive_ahead = transport_->receive_ahead();
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
-  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype);
+  const auto feedback = feedback_of(call);
+  const bool has_state = feedback.sender || feedback.owner;
+  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype,
+              has_state ? residual_granularity(feedback.type) : 1);
   const Plan plan(args);
   launched.algorithm = name_of(args.algorithm);
 
@@ -282,6 +306,12 @@ void Engine::perform(Launched& launched) {
     job.tag = tag_of(sequence, digest);
     job.deadline = deadline;
     job.observer = call.observer;
+    if (has_state) {
+      const auto key = call.label + ", " + name_of(call.collective) + ", " + name_of(call.in.dtype);
+      launched.state = call.store->use(key, *call.layout, feedback, plan, call.step);
+      if (feedback.sender) job.sender = launched.state->sender.view(feedback.decay);
+      if (feedback.owner) job.owner = launched.state->owner.view(feedback.decay);
+    }
     launched.begin = queue.record();
     Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it
     launched.run =

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "api/codec.h"
 #include "api/device.h"
+#include "api/residual.h"
 #include "api/transport.h"
 #include "scheduler/plan.h"
 
@@ -48,6 +50,8 @@ struct PipelineJob {
   std::uint32_t tag = 0;
   Seconds deadline{0};
   RangeObserver observer = nullptr;
+  // Of this rank's contributions, and of the results it makes.
+  std::optional<Residual> sender, owner;
 };
 
 // What one run moved and where its time went, in seconds of its queue.
@@ -70,6 +74,7 @@ struct PipelineRun {
   RunStats stats;
   std::vector<Span> spans;
   std::unique_ptr<ErrorSample> sample;
+  bool sent_non_finite = false;  // by this rank, looked for where it keeps a residual
 
   void settle();  // completes stats, once the queue is past the run
 };

@@ -9,6 +9,7 @@
 #include "api/codec.h"
 #include "api/measure.h"
 #include "devices/cpu/convert.h"
+#include "devices/cpu/cpu_codec.h"
 #include "devices/cpu/queue.h"
 
 namespace cccl {
@@ -48,6 +49,17 @@ class CpuPlatform final : public Platform {
     if (!is_floating(out.dtype) || (flag && !*flag)) return;
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (std::size_t i = 0; i < out.count; ++i) store(out.dtype, &nan, 1, out.part(i, 1).data);
+  }
+
+  std::size_t encode(const Codec& codec, const EncodeArgs& args, const Residual& residual,
+                     Queue&) const override {
+    return dynamic_cast<const CpuCodec&>(codec).encode(args, residual);
+  }
+
+  std::size_t reduce_encode(const Codec& first, const ReduceArgs& args, const Codec& second,
+                            const EncodeArgs& target, const Residual& residual,
+                            Queue&) const override {
+    return dynamic_cast<const CpuCodec&>(first).reduce_encode(args, second, target, &residual);
   }
 
   std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,
