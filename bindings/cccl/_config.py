@@ -74,6 +74,19 @@ class Config:
     threshold: float | None = None
     """Magnitude below which `sparse` drops values, more than 0. None: it drops none."""
 
+    error_feedback: str = "auto"
+    """What a codec loses is kept and added to the same tensor's next values: "sender" for what each
+    rank loses, "both" for what the owner of a shard loses of the mean too, "none", or "auto": "both"
+    where `top_k` or `threshold` drops values, else "none". Of DDP's and FSDP's hooks and of
+    collectives with a label, in all_reduce and reduce_scatter, on CPUs. docs/feedback.md."""
+
+    residual_type: str = "bfloat16"
+    """How that is kept: "float32", "bfloat16" or "block_float8". Two of each value: the one that a
+    step begins with lasts until the step is known to be sound."""
+
+    residual_decay: float = 1.0
+    """Factor of what is kept before it is added: more than 0 and at most 1."""
+
     chunk_size: int | str = "auto"
     """Bytes of values per pipeline chunk, all ranks' shards together ("2MiB"), or "auto". Never
     changes a result."""
@@ -124,6 +137,42 @@ class Config:
                 raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
+        self._check_feedback()
+
+    def _check_feedback(self) -> None:
+        """Refuses error feedback where there would be none."""
+        if self.error_feedback in ("auto", "none"):
+            return
+        problem = ""
+        if self.codecs is None:
+            problem = f"a codec named as compression_type, which is {self.compression_type!r}"
+        elif not {"all_reduce", "reduce_scatter"} & {*self.collective_filter}:
+            problem = "all_reduce or reduce_scatter in collective_filter"
+        elif all(codec.lossless for codec in self.codecs):
+            problem = f"a codec that loses something, which {self.codecs[0].name} does not"
+        elif self.error_feedback == "sender" and self.codecs[0].lossless:
+            problem = f"a first leg that loses something, which {self.codecs[0].name} does not"
+        if problem:
+            raise ConfigError(f"error_feedback = {self.error_feedback!r} needs {problem}")
+
+    @functools.cached_property
+    def feedback(self) -> _core.FeedbackSettings | None:
+        """Settings of error feedback; None where there is none."""
+        if self.codecs is None:
+            return None
+        legs = self.error_feedback
+        if legs == "auto":
+            drops = self.top_k is not None or self.threshold is not None
+            sparse = any(codec.name == "sparse" for codec in self.codecs)
+            legs = "both" if drops and sparse else "none"
+        if legs == "none":
+            return None
+        return _core.FeedbackSettings(
+            not self.codecs[0].lossless,
+            legs == "both" and not self.codecs[1].lossless,
+            self.residual_type,
+            self.residual_decay,
+        )
 
     def codec(self, name: str | None) -> _core.Codec | None:
         """The core's codec of that name with this configuration's options; None for plain."""
@@ -159,7 +208,11 @@ class Config:
         if self.compression_type != AUTO:
             return {}
         names = self.auto_codecs
-        return {name: dataclasses.replace(self, compression_type=name) for name in names}
+        # Without feedback: what one way lost would wait while tensors go another.
+        return {
+            name: dataclasses.replace(self, compression_type=name, error_feedback="none")
+            for name in names
+        }
 
     @functools.cached_property
     def candidate_specs(self) -> str:
@@ -179,7 +232,8 @@ class Config:
     def unused(self) -> list[str]:
         """Settings that were changed and that no codec named here takes."""
         named = f"{self.compression_type} {self.result_type} {self.auto_codecs}"
-        fields = () if "sparse" in named else ("sparsity_threshold", "top_k", "threshold")
+        fields = [] if "sparse" in named else ["sparsity_threshold", "top_k", "threshold"]
+        fields += [] if self.feedback else ["residual_type", "residual_decay"]
         defaults = type(self).__dataclass_fields__
         return [name for name in fields if getattr(self, name) != defaults[name].default]
 
@@ -292,6 +346,10 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
               lambda v: v is None or (isinstance(v, float) and 0 < v <= 1)),
     "threshold": ("a finite magnitude, more than 0",
                   lambda v: v is None or (isinstance(v, float) and 0 < v < float("inf"))),
+    "error_feedback": _one_of("auto", "none", "sender", "both"),
+    "residual_type": _one_of("float32", "bfloat16", "block_float8"),
+    "residual_decay": ("a number, more than 0 and at most 1",
+                       lambda v: isinstance(v, float) and 0 < v <= 1),
     "chunk_size": ("'auto', or 4096 bytes to 1024 GiB, as an integer or as '2MiB'",
                    lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
                                              and 4096 <= parse_bytes(v) <= 1 << 40)),
@@ -330,6 +388,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,
+    "residual_decay": _to_float,
     "deadline": _to_float,
 }
 

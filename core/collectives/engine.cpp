@@ -307,7 +307,9 @@ void Engine::perform(Launched& launched) {
     job.deadline = deadline;
     job.observer = call.observer;
     if (has_state) {
-      const auto key = call.label + ", " + name_of(call.collective) + ", " + name_of(call.in.dtype);
+      const auto& pieces = call.layout->pieces;
+      const auto key = (pieces.empty() ? call.label : pieces.front().name) + ", " +
+                       name_of(call.collective) + ", " + name_of(call.in.dtype);
       launched.state = call.store->use(key, *call.layout, feedback, plan, call.step);
       if (feedback.sender) job.sender = launched.state->sender.view(feedback.decay);
       if (feedback.owner) job.owner = launched.state->owner.view(feedback.decay);

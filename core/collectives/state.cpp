@@ -226,11 +226,13 @@ void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
     std::ranges::copy(from.bytes, to.content().begin());
   };
   for (const auto& saved : ranks.empty() ? std::vector<SavedState>{} : ranks.front()) {
+    const bool folds = ranks.size() > 1;
+    if (folds && !saved.sender.kind.empty()) continue;  // parts of another number of ranks
     auto state = std::make_shared<TensorState>();
     state->key = saved.key;
     state->layout = saved.layout;
     fill(saved.sender, state->sender);
-    if (ranks.size() == 1) {
+    if (!folds) {
       fill(saved.owner, state->owner);
     } else if (!state->sender.empty()) {
       std::vector<float> sum(state->sender.count()), one(state->sender.count());
