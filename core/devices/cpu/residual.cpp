@@ -30,7 +30,7 @@ void correct(const float* values, const float* kept, float decay, std::size_t n,
 }
 
 void correct(const double* values, const float* kept, float decay, std::size_t n, double* out) {
-  for (std::size_t i = 0; i < n; ++i) out[i] = values[i] + decay * kept[i];
+  for (std::size_t i = 0; i < n; ++i) out[i] = values[i] + double{decay} * kept[i];
 }
 
 void subtract(const float* values, const float* decoded, std::size_t n, float* out) {
