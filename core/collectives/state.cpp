@@ -213,9 +213,6 @@ std::vector<SavedState> StateStore::save() {
 
 void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
   const std::lock_guard lock(mutex_);
-  tensors_.clear();
-  pieces_.clear();
-  step_ = 0;
   const auto fill = [&](const SavedResidual& from, ResidualMemory& to) {
     if (from.bytes.empty()) return;
     if (from.bytes.size() != residual_bytes(from.type, from.count))
@@ -225,33 +222,35 @@ void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
     to.begin(from.type, from.count, from.kind, *allocator_);
     std::ranges::copy(from.bytes, to.content().begin());
   };
+  const bool folds = ranks.size() > 1;
+  std::vector<std::shared_ptr<TensorState>> states;
   for (const auto& saved : ranks.empty() ? std::vector<SavedState>{} : ranks.front()) {
-    const bool folds = ranks.size() > 1;
     if (folds && !saved.sender.kind.empty()) continue;  // parts of another number of ranks
-    auto state = std::make_shared<TensorState>();
+    auto& state = states.emplace_back(std::make_shared<TensorState>());
     state->key = saved.key;
     state->layout = saved.layout;
     fill(saved.sender, state->sender);
-    if (!folds) {
-      fill(saved.owner, state->owner);
-    } else if (!state->sender.empty()) {
-      std::vector<float> sum(state->sender.count()), one(state->sender.count());
-      for (const auto& rank : ranks) {
-        const auto same = std::ranges::find(rank, saved.key, &SavedState::key);
-        if (same == rank.end() || same->layout != saved.layout ||
-            same->sender.count != saved.sender.count)
-          throw ConfigError("the saved states of ranks differ at '" + saved.key +
-                            "': load those of one and the same step");
-        ResidualMemory other;
-        fill(same->sender, other);
-        other.read(0, one.size(), one.data());
-        for (std::size_t i = 0; i < sum.size(); ++i)
-          sum[i] += one[i] / static_cast<float>(ranks.size());
-      }
-      state->sender.write(sum);
+    if (!folds) fill(saved.owner, state->owner);
+    if (!folds || state->sender.empty()) continue;
+    std::vector<float> sum(state->sender.count()), one(state->sender.count());
+    for (const auto& rank : ranks) {
+      const auto same = std::ranges::find(rank, saved.key, &SavedState::key);
+      if (same == rank.end() || same->layout != saved.layout ||
+          same->sender.count != saved.sender.count)
+        throw ConfigError("the saved states of ranks differ at '" + saved.key +
+                          "': load those of one and the same step");
+      ResidualMemory other;
+      fill(same->sender, other);
+      other.read(0, one.size(), one.data());
+      for (std::size_t i = 0; i < sum.size(); ++i)
+        sum[i] += one[i] / static_cast<float>(ranks.size());
     }
-    put(state);
+    state->sender.write(sum);
   }
+  tensors_.clear();
+  pieces_.clear();
+  step_ = 0;
+  for (const auto& state : states) put(state);
   count_bytes();
 }
 
