@@ -138,6 +138,11 @@ class Config:
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
         self._check_feedback()
+        if self.compression_type == AUTO and any(self.codec(n).predicts for n in self.auto_codecs):
+            raise ConfigError(
+                f"auto_codecs = {self.auto_codecs!r}; allowed: none that predicts (diff), as what "
+                "it goes by would be of another step"
+            )
 
     def _check_feedback(self) -> None:
         """Refuses error feedback where there would be none."""
@@ -188,7 +193,7 @@ class Config:
             options["sparsity_threshold"] = self.sparsity_threshold
             options |= {} if self.top_k is None else {"top_k": self.top_k}
             options |= {} if self.threshold is None else {"threshold": self.threshold}
-        if "block_size" in codec.spec or codec.name == "sparse":
+        if "block_size" in codec.spec or codec.name in ("sparse", "diff"):
             options["rotation"] = self.rotation
         return _core.make_codec(name, options) if options else codec
 
@@ -200,6 +205,11 @@ class Config:
             return None
         second = self.codec(self.result_type)
         return first, second or first
+
+    @property
+    def remembers(self) -> bool:
+        """Whether ranks keep something of tensors between steps."""
+        return self.feedback is not None or any(c.predicts for c in self.codecs or ())
 
     @functools.cached_property
     def candidates(self) -> dict[str, Config]:
@@ -323,7 +333,7 @@ def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
-_CODECS = ", ".join([*_codec_names(), "sparse(<codec>)"])
+_CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
 
 # Of each field: what an error says is allowed, and the check.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {

@@ -94,6 +94,9 @@ class Platform {
 
   virtual void copy(ConstValues from, Values to, Queue& queue) const = 0;
 
+  // The same with 0 in place of Inf and NaN.
+  virtual void copy_finite(ConstValues from, Values to, Queue& queue) const = 0;
+
   // Makes every value NaN, unless it is an integer: if `flag` is raised when the queue comes to it
   // or the queue's work has found damage. No flag: always.
   virtual void fill_nan(Values out, const Flag& flag, Queue& queue) const = 0;

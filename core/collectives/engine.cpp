@@ -1,6 +1,7 @@
 #include "collectives/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -19,6 +20,8 @@ constexpr std::uint64_t kTimedFirst = 16, kTimedOneIn = 8;
 // For the work of a collective that was given up to pass, so that its output is NaN.
 constexpr Seconds kPatience{5};
 constexpr Seconds kForever{1e9};
+
+std::atomic<std::uint64_t> engines_made{0};
 
 std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
   return mix(base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1));
@@ -73,6 +76,11 @@ std::string describe(const CollectiveCall& call) {
 
 }  // namespace
 
+bool predicts(const CollectiveCall& call) {
+  return call.store && call.collective == Collective::kAllReduce &&
+         (call.contribution->info().predicts || call.result->info().predicts);
+}
+
 FeedbackSettings feedback_of(const CollectiveCall& call) {
   auto settings = call.feedback;
   const bool possible = call.store && reduces(call.collective);
@@ -84,7 +92,8 @@ FeedbackSettings feedback_of(const CollectiveCall& call) {
 
 Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
                Seconds deadline, const std::vector<void*>& streams)
-    : deadline_(deadline),
+    : number_(++engines_made),
+      deadline_(deadline),
       platform_(std::move(platform)),
       failed_(platform_->new_flag()),
       transport_(std::move(transport)) {
@@ -271,9 +280,9 @@ void Engine::perform(Launched& launched) {
   args.receive_ahead = transport_->receive_ahead();
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   const auto feedback = feedback_of(call);
-  const bool has_state = feedback.sender || feedback.owner;
+  const bool remembers = feedback.sender || feedback.owner;
   args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype,
-              has_state ? residual_granularity(feedback.type) : 1);
+              remembers ? residual_granularity(feedback.type) : 1);
   const Plan plan(args);
   launched.algorithm = name_of(args.algorithm);
 
@@ -306,13 +315,22 @@ void Engine::perform(Launched& launched) {
     job.tag = tag_of(sequence, digest);
     job.deadline = deadline;
     job.observer = call.observer;
-    if (has_state) {
+    if (remembers || predicts(call)) {
       const auto& pieces = call.layout->pieces;
       const auto key = (pieces.empty() ? call.label : pieces.front().name) + ", " +
                        name_of(call.collective) + ", " + name_of(call.in.dtype);
       launched.state = call.store->use(key, *call.layout, feedback, plan, call.step);
       if (feedback.sender) job.sender = launched.state->sender.view(feedback.decay);
       if (feedback.owner) job.owner = launched.state->owner.view(feedback.decay);
+      if (predicts(call)) {
+        const auto known = call.store->predict(*launched.state, call.out, number_);
+        const auto informed = [&](const auto& codec) {
+          return codec->info().predicts ? codec->with_prediction(known) : codec;
+        };
+        job.contribution = (launched.contribution = informed(call.contribution)).get();
+        job.result = (launched.result = informed(call.result)).get();
+        job.prediction = launched.state->prediction.values;
+      }
     }
     launched.begin = queue.record();
     Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it

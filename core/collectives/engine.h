@@ -49,6 +49,9 @@ struct CollectiveCall {
   std::uint64_t step = 0;
 };
 
+// Whether its codecs are to use the last mean as a prediction.
+bool predicts(const CollectiveCall& call);
+
 // Which legs have feedback: those that there are and that lose something.
 FeedbackSettings feedback_of(const CollectiveCall& call);
 
@@ -65,7 +68,8 @@ struct Launched {
   bool timed = false;
   std::exception_ptr error;  // of the launch
   std::shared_ptr<TensorState> state;
-  std::shared_ptr<Event> begin, end;  // of its work; no `end`: the device failed
+  std::shared_ptr<const Codec> contribution, result;  // with a prediction, if they use one
+  std::shared_ptr<Event> begin, end;                  // of its work; no `end`: the device failed
   Queue* queue = nullptr;
   bool captured = false;  // into a graph: its work runs whenever that is launched
 };
@@ -113,6 +117,7 @@ class Engine {
   void await(Launched& launched);
   void settle(Launched& launched);  // of work that is done
 
+  const std::uint64_t number_;  // of all engines of this process
   Seconds deadline_;
   std::shared_ptr<const Platform> platform_;
   Flag failed_;                   // what is still on its way then becomes NaN

@@ -1,4 +1,5 @@
-// What a rank keeps of tensors between steps: the residuals of error feedback.
+// What a rank keeps of tensors between steps: residuals of error feedback, and the last mean as a
+// prediction of the next.
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "api/codec.h"
 #include "api/device.h"
 #include "api/residual.h"
 #include "devices/cpu/platform.h"
@@ -66,10 +68,21 @@ class ResidualMemory {
   std::shared_ptr<std::byte> memory_;
 };
 
+// The last mean. It holds for one engine: another one's ranks may have seen other means.
+struct PredictionMemory {
+  std::shared_ptr<std::byte> memory;
+  Values values;
+  std::uint64_t number = 0;  // of means that it has seen
+  std::uint64_t engine = 0;
+
+  std::size_t bytes() const { return memory ? values.bytes() : 0; }
+};
+
 struct TensorState {
   std::string key;
   Layout layout;
   ResidualMemory sender, owner;
+  PredictionMemory prediction;
   std::size_t pieces = 0;            // that no other tensor has taken over
   bool used = false, sound = false;  // in the step under way
 };
@@ -100,6 +113,10 @@ class StateStore {
   std::shared_ptr<TensorState> use(const std::string& key, const Layout& layout,
                                    const FeedbackSettings& settings, const Plan& plan,
                                    std::uint64_t step);
+
+  // What is known of values like these before a collective of that engine, which then is to write
+  // its result there. All ranks of the engine get the same.
+  Prediction predict(TensorState& state, ConstValues like, std::uint64_t engine);
   void succeeded(TensorState& state);
 
   void reset();

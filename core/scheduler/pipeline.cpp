@@ -246,6 +246,8 @@ class Run {
     const auto out = job_.out.part(op.values.offset, op.values.count);
     const auto found = content(payload(op), *job_.result);
     measure(&RunStats::decode, "cccl_decompress", [&] { job_.result->decode(found, out, queue_); });
+    if (job_.prediction.data)
+      platform_.copy_finite(out, job_.prediction.part(op.values.offset, op.values.count), queue_);
     note_non_finite(found, -1);
     if (is_received(op)) run_.stats.bytes_received += found.size();
   }

@@ -52,6 +52,7 @@ struct PipelineJob {
   RangeObserver observer = nullptr;
   // Of this rank's contributions, and of the results it makes.
   std::optional<Residual> sender, owner;
+  Values prediction;  // takes the output, if there is memory: what was read of it before is in use
 };
 
 // What one run moved and where its time went, in seconds of its queue.

@@ -193,7 +193,7 @@ class Call:
         config, choice = self.config, self.choice
         source, target = _real(sent), _real(received)
         part = min(source.numel(), target.numel())
-        if config.feedback is not None and self.memory is not None:
+        if config.remembers and self.memory is not None:
             more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
         return found.core.submit(
             self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),

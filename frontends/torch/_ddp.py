@@ -114,7 +114,7 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     call = Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
     reason = call.decide()
     if not reason:
-        if call.config.feedback is not None:
+        if call.config.remembers:
             call.memory = state.memory(bucket)
         return state.submit(call)
     plain = call.plainly(reason)

@@ -1,4 +1,4 @@
-"""What error feedback keeps between steps: looked at, saved, loaded and reset."""
+"""What ranks keep between steps: looked at, saved, loaded and reset."""
 
 from __future__ import annotations
 
@@ -19,9 +19,10 @@ _VERSION = 1
 
 
 class StateStore:
-    """The residuals of a model's gradients, or of a group's labelled tensors, on this rank.
+    """What this rank keeps of a model's gradients, or of a group's labelled tensors: residuals of
+    error feedback, and the last mean where `diff` predicts by it.
 
-    `optimizer.zero_grad` never touches them, `reset` forgets them.
+    `optimizer.zero_grad` never touches it, `reset` forgets it.
     """
 
     def __init__(self, group: Callable[[], dist.ProcessGroup | None]):
@@ -49,8 +50,8 @@ class StateStore:
         self._core.reset()
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank would lose at a restart, for `torch.save`. Call it between steps. Each
-        rank's is its own: save all of them."""
+        """The residuals, for `torch.save`. Call it between steps. Each rank's is its own: save all
+        of them. Predictions are not saved: the first step after a restart goes without."""
         rank, world = self._place()
         tensors = self._core.save()
         for tensor in tensors:
@@ -126,7 +127,8 @@ class Memory(NamedTuple):
         """What the core's `submit` takes."""
         store = self.store or state_of(group)
         layout = self.layout or _core.Layout([(label, count)])
-        return {"store": store._core, "layout": layout, "feedback": feedback, "step": self.step}
+        settings = feedback or _core.FeedbackSettings(False, False, "float32", 1.0)
+        return {"store": store._core, "layout": layout, "feedback": settings, "step": self.step}
 
 
 _stores: weakref.WeakKeyDictionary[Any, StateStore] = weakref.WeakKeyDictionary()

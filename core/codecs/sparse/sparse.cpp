@@ -380,7 +380,8 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
     options.refuse("threshold", "one of top_k and threshold");
   options.choice("rotation", kRotations);  // it would leave no zeros
   auto inner = std::dynamic_pointer_cast<const TileCodec>(options.inner("inner", "identity"));
-  if (!inner) options.refuse("inner", "a codec that holds every value");
+  if (!inner || !inner->may_be_inner())
+    options.refuse("inner", "a codec that holds every value, and none within another");
   auto own = info;
   own.lossless = inner->info().lossless && !settings.drops();
   return std::make_unique<Sparse>(own, std::move(inner), settings);

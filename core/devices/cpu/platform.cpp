@@ -1,6 +1,7 @@
 #include "devices/cpu/platform.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -43,6 +44,14 @@ class CpuPlatform final : public Platform {
 
   void copy(ConstValues from, Values to, Queue&) const override {
     if (from.bytes() && to.data != from.data) std::memcpy(to.data, from.data, from.bytes());
+  }
+
+  void copy_finite(ConstValues from, Values to, Queue& queue) const override {
+    copy(from, to, queue);
+    if (!has_non_finite(from)) return;
+    const float zero = 0;
+    for (std::size_t i = 0; i < to.count; ++i)
+      if (!std::isfinite(value_at(to, i))) store(to.dtype, &zero, 1, to.part(i, 1).data);
   }
 
   void fill_nan(Values out, const Flag& flag, Queue&) const override {

@@ -99,6 +99,9 @@ class CudaPlatform final : public Platform {
                     on.stream());
   }
 
+  void copy_finite(ConstValues, Values, Queue&) const override {
+    throw UnsupportedError("predictions are kept on CPUs only");
+  }
   std::size_t encode(const Codec&, const EncodeArgs&, const Residual&, Queue&) const override {
     throw UnsupportedError(kNoResiduals);
   }
