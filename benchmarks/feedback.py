@@ -44,7 +44,6 @@ CODECS: dict[str, dict[str, Any]] = {
     "4 bits": {"compression_type": "block_float4"},
     "3 bits": {"compression_type": "block_float3"},
     "2 bits": {"compression_type": "block_float2"},
-    "4 bits stochastic": {"compression_type": "block_float4", "rounding": "stochastic"},
     "3 bits stochastic": {"compression_type": "block_float3", "rounding": "stochastic"},
     "2 bits stochastic": {"compression_type": "block_float2", "rounding": "stochastic"},
 }
@@ -53,6 +52,13 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "sender": {"error_feedback": "sender"},
     "both": {"error_feedback": "both"},
     "both, decay 0.9": {"error_feedback": "both", "residual_decay": 0.9},
+}
+# What is left out by default, so that all takes ten minutes of a core.
+SKIPPED = {
+    "4 bits": ("sender", "both, decay 0.9"),
+    "3 bits": ("sender", "both, decay 0.9"),
+    "3 bits stochastic": ("sender", "both", "both, decay 0.9"),
+    "2 bits stochastic": ("sender", "both", "both, decay 0.9"),
 }
 
 
@@ -138,8 +144,9 @@ def main() -> None:
     parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
     parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
     parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--all", action="store_true", help="every setting of every codec")
     parser.add_argument("--residual-type", default="bfloat16")
-    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--seeds", type=int, default=3)
     args = parser.parse_args()
     torch.set_num_threads(1)
@@ -151,8 +158,8 @@ def main() -> None:
         for name in args.codecs:
             cells = []
             for setting in args.settings:
-                if "stochastic" in name and setting not in ("none", "both"):
-                    cells.append("")  # to be done in a few minutes
+                if not args.all and setting in SKIPPED.get(name, ()):
+                    cells.append("")
                     continue
                 config = cccl.Config(
                     **CODECS[name], **SETTINGS[setting], residual_type=args.residual_type

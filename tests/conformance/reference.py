@@ -346,6 +346,7 @@ class Diff:
 
     def __init__(self, dtype: str, inner: str = "block_float8", **options: Any):
         self.inner = model(inner, options, dtype)
+        self.real = np.float64 if dtype == "float64" else _F
         self.params = (*self.inner.params[:3], self.inner.number)
         self.prediction: np.ndarray | None = None
         self.prediction_number = 0
@@ -398,11 +399,12 @@ class Diff:
 
     def values(self, body: bytes, count: int, seed: int = 0) -> np.ndarray:
         if count == 0:
-            return np.empty(0, _F)
+            return np.empty(0, self.real)
         position, _ = struct.unpack_from("<QQ", body)
         cells = -(-count // 2048)
         codes = np.frombuffer(body, np.int8, cells, 16)
         values = self.inner.values(body[16 + -(-cells // 16) * 16 :], count, seed)
+        values = values.astype(self.real)
         for cell, code in enumerate(codes):
             if code:
                 part = values[2048 * cell : 2048 * (cell + 1)]

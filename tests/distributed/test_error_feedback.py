@@ -12,6 +12,8 @@ import torch.distributed as dist
 from expect import assert_equal, digest, gradient, parameters_digest
 from test_ddp import plain, train
 from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
 
 import cccl
 import cccl.torch
@@ -323,3 +325,37 @@ def test_training_at_four_bits_ends_where_plain_training_does(ranks):
     assert_equal(found)
     for name, loss in found[0].items():
         assert loss == pytest.approx(found[0]["plain"], rel=0.1), name
+
+
+def _diff(config):
+    ddp = plain(deep, bucket_cap_mb=0.1)
+    state = cccl.torch.compress(ddp, config)
+    train(ddp, 6)
+    assert state.store.nbytes
+    return parameters_digest(ddp)
+
+
+@pytest.mark.parametrize("feedback", ["none", "both"])
+@pytest.mark.parametrize("world", [2, 3])
+def test_replicas_stay_equal_with_a_prediction(ranks, world, feedback):
+    """Through the rebuilding of buckets, feedback around it or not."""
+    config = {"compression_type": "diff(block_float4)", "error_feedback": feedback}
+    assert_equal(ranks(world)(_diff, config))
+
+
+def _sharded():
+    model = deep()
+    for layer in (model[0], model[2], model):
+        fully_shard(layer, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    cccl.torch.compress_fsdp(model, {"compression_type": "block_float2", "error_feedback": "both"})
+    for step in range(4):
+        batch = gradient(dist.get_rank(), (8, 24), torch.float32, seed=step)
+        model(batch).square().mean().backward()
+    rows = [row for row in cccl.stats()["rows"] if row["collective"] == "reduce_scatter"]
+    assert {row["feedback_calls"] for row in rows} == {4}
+    count = sum(p.numel() for p in model.parameters())
+    assert cccl.torch.state_of(model).nbytes >= 4 * count  # of whole gradients, not of shards
+
+
+def test_sharded_models_have_feedback_of_what_they_send(ranks):
+    ranks(2)(_sharded)
