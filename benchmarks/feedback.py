@@ -154,7 +154,9 @@ def main() -> None:
         begun = time.process_time()
         plain = [train(optimizer, None, seed, args.steps) for seed in range(args.seeds)]
         print(f"\n{optimizer}: plain {', '.join(f'{loss:.3f}' for loss in plain)}", flush=True)
-        print("\n| | " + " | ".join(args.settings) + " |\n" + "|---" * (len(args.settings) + 1) + "|")
+        print(
+            "\n| | " + " | ".join(args.settings) + " |\n" + "|---" * (len(args.settings) + 1) + "|"
+        )
         for name in args.codecs:
             cells = []
             for setting in args.settings:

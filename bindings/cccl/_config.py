@@ -74,11 +74,11 @@ class Config:
     threshold: float | None = None
     """Magnitude below which `sparse` drops values, more than 0. None: it drops none."""
 
-    error_feedback: str = "auto"
-    """What a codec loses is kept and added to the same tensor's next values: "sender" for what each
-    rank loses, "both" for what the owner of a shard loses of the mean too, "none", or "auto": "both"
-    where `top_k` or `threshold` drops values, else "none". Of DDP's and FSDP's hooks and of
-    collectives with a label, in all_reduce and reduce_scatter, on CPUs. docs/feedback.md."""
+    error_feedback: str = "none"
+    """What a codec loses is kept and added to the same tensor's next values: "sender" of what each
+    rank loses, "both" of what the owner of a shard loses of the mean too, or "none". Of DDP's and
+    FSDP2's hooks and of collectives with a label, in all_reduce and reduce_scatter, on CPUs.
+    docs/feedback.md says when it helps."""
 
     residual_type: str = "bfloat16"
     """How that is kept: "float32", "bfloat16" or "block_float8". Two of each value: the one that a
@@ -138,7 +138,8 @@ class Config:
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
         self._check_feedback()
-        if self.compression_type == AUTO and any(self.codec(n).predicts for n in self.auto_codecs):
+        candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
+        if any(codec is not None and codec.predicts for codec in candidates):
             raise ConfigError(
                 f"auto_codecs = {self.auto_codecs!r}; allowed: none that predicts (diff), as what "
                 "it goes by would be of another step"
@@ -146,7 +147,7 @@ class Config:
 
     def _check_feedback(self) -> None:
         """Refuses error feedback where there would be none."""
-        if self.error_feedback in ("auto", "none"):
+        if self.error_feedback == "none":
             return
         problem = ""
         if self.codecs is None:
@@ -163,20 +164,12 @@ class Config:
     @functools.cached_property
     def feedback(self) -> _core.FeedbackSettings | None:
         """Settings of error feedback; None where there is none."""
-        if self.codecs is None:
+        if self.codecs is None or self.error_feedback == "none":
             return None
-        legs = self.error_feedback
-        if legs == "auto":
-            drops = self.top_k is not None or self.threshold is not None
-            sparse = any(codec.name == "sparse" for codec in self.codecs)
-            legs = "both" if drops and sparse else "none"
-        if legs == "none":
-            return None
+        first, second = self.codecs
+        owner = self.error_feedback == "both" and not second.lossless
         return _core.FeedbackSettings(
-            not self.codecs[0].lossless,
-            legs == "both" and not self.codecs[1].lossless,
-            self.residual_type,
-            self.residual_decay,
+            not first.lossless, owner, self.residual_type, self.residual_decay
         )
 
     def codec(self, name: str | None) -> _core.Codec | None:
@@ -218,11 +211,7 @@ class Config:
         if self.compression_type != AUTO:
             return {}
         names = self.auto_codecs
-        # Without feedback: what one way lost would wait while tensors go another.
-        return {
-            name: dataclasses.replace(self, compression_type=name, error_feedback="none")
-            for name in names
-        }
+        return {name: dataclasses.replace(self, compression_type=name) for name in names}
 
     @functools.cached_property
     def candidate_specs(self) -> str:
@@ -356,7 +345,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
               lambda v: v is None or (isinstance(v, float) and 0 < v <= 1)),
     "threshold": ("a finite magnitude, more than 0",
                   lambda v: v is None or (isinstance(v, float) and 0 < v < float("inf"))),
-    "error_feedback": _one_of("auto", "none", "sender", "both"),
+    "error_feedback": _one_of("none", "sender", "both"),
     "residual_type": _one_of("float32", "bfloat16", "block_float8"),
     "residual_decay": ("a number, more than 0 and at most 1",
                        lambda v: isinstance(v, float) and 0 < v <= 1),

@@ -36,8 +36,7 @@ def kept(store) -> dict[str, torch.Tensor]:
         values = tensor["sender"]["bytes"].view(torch.float32)
         pieces = values.split([count for _, count in tensor["layout"]])
         found |= {
-            name: piece.clone()
-            for (name, _), piece in zip(tensor["layout"], pieces, strict=True)
+            name: piece.clone() for (name, _), piece in zip(tensor["layout"], pieces, strict=True)
         }
     return found
 
@@ -162,10 +161,11 @@ def _nan_step(skips):
         batch = gradient(dist.get_rank(), (8, 24), torch.float32, seed=step)
         loss = ddp(batch).square().mean()
         if step == 5 and dist.get_rank() == 0:  # of one bucket alone
-            ddp.module[4].bias.register_hook(
-                lambda g: torch.full_like(g, float("nan")) if step == 5 else g
-            )
-        loss.backward()
+            hook = ddp.module[4].bias.register_hook(lambda g: torch.full_like(g, float("nan")))
+            loss.backward()
+            hook.remove()
+        else:
+            loss.backward()
         finite = all(p.grad.isfinite().all() for p in ddp.parameters())
         assert finite == (step != 5)
         if finite:  # what a GradScaler does

@@ -11,7 +11,7 @@ from conformance.codec_cases import DTYPES, FLOATS, ISAS, Case, narrow, widen
 from feedback_ranks import Remembering, residual_of
 from hypothesis import given
 from hypothesis import strategies as st
-from loopback_ranks import Ranks, assert_same_bits, all_reduce
+from loopback_ranks import Ranks, all_reduce, assert_same_bits
 
 import cccl
 from cccl import _core
@@ -110,7 +110,9 @@ def test_without_a_prediction_it_is_its_inner_codec():
     with without_feedback(3, DIFF.core) as ranks:
         assert ranks.reduce(arrays).tobytes() == wanted.tobytes()
         ranks.reduce(arrays)
-        noise = [np.random.default_rng(r).standard_normal(20000).astype(np.float32) for r in (7, 8, 9)]
+        noise = [
+            np.random.default_rng(r).standard_normal(20000).astype(np.float32) for r in (7, 8, 9)
+        ]
         half = [np.concatenate([a[:8192], n[8192:]]) for a, n in zip(arrays, noise, strict=True)]
         alone = all_reduce(3, half, "float32", INNER.core)[0]
         found = ranks.reduce(half)
@@ -157,7 +159,9 @@ def test_a_rank_that_goes_by_another_mean_is_found_out():
         ranks.stores[1].reset()
         arrays = gradients(2, 9000, 2)
         works = ranks.submit_in_step(arrays, "float32", [("w", 9000)], algorithm="two_shot")
-        with pytest.raises(cccl.CorruptPayloadError, match="prediction number 2 .* here is number 0"):
+        with pytest.raises(
+            cccl.CorruptPayloadError, match=r"prediction number 2 .* here is number 0"
+        ):
             works[1].wait(20)
         with pytest.raises((cccl.CorruptPayloadError, cccl.PeerAbortedError)):
             works[0].wait(20)

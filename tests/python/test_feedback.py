@@ -254,9 +254,9 @@ def test_statistics_count_calls_with_feedback():
 
 
 def test_a_layout_that_does_not_fit_is_refused_before_anything_is_sent():
-    with Remembering(2, BITS2.core) as ranks:
-        with pytest.raises(cccl.ConfigError, match="7 values, the tensor 1000"):
-            ranks.reduce(gradients(2, 1000, 0), layout=[("w", 7)])
+    refused = pytest.raises(cccl.ConfigError, match="7 values, the tensor 1000")
+    with Remembering(2, BITS2.core) as ranks, refused:
+        ranks.reduce(gradients(2, 1000, 0), layout=[("w", 7)])
 
 
 def test_ranks_whose_feedback_differs_find_out():
