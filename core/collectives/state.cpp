@@ -229,7 +229,8 @@ void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
   const std::lock_guard lock(mutex_);
   const auto fill = [&](const SavedResidual& from, ResidualMemory& to) {
     if (from.bytes.empty()) return;
-    if (from.bytes.size() != residual_bytes(from.type, from.count))
+    if (from.count > from.bytes.size() ||
+        from.bytes.size() != residual_bytes(from.type, from.count))
       throw ConfigError("a saved residual of " + std::to_string(from.count) + " values has " +
                         std::to_string(from.bytes.size()) + " bytes instead of " +
                         std::to_string(residual_bytes(from.type, from.count)));
