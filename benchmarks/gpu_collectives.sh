@@ -2,14 +2,14 @@
 # On a machine with CUDA devices: builds the package, tests collectives over NCCL, and measures them
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
-#   benchmarks/gpu_collectives.sh [build] [test] [bench] [ddp] [tune]       (default: all of them)
+#   benchmarks/gpu_collectives.sh [build] [test] [bench] [overlap] [ddp] [tune]       (default: all of them)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 out=${OUT:-gpu-results}
-steps=${*:-build test bench ddp tune}
+steps=${*:-build test bench overlap ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -25,11 +25,11 @@ install_iproute2() {  # into a folder, run through its own loader, so that child
   done
 }
 
-with_mps() {
+with_mps() {  # and with the connections to the device that a process has without it
   export CUDA_MPS_PIPE_DIRECTORY=/tmp/mps CUDA_MPS_LOG_DIRECTORY=/tmp/mps-log
   mkdir -p $CUDA_MPS_PIPE_DIRECTORY $CUDA_MPS_LOG_DIRECTORY
   nvidia-cuda-mps-control -d
-  "$@"
+  CUDA_DEVICE_MAX_CONNECTIONS=8 "$@"
   local result=$?
   echo quit | nvidia-cuda-mps-control
   return $result
@@ -48,7 +48,7 @@ collective() {  # collective HOSTS RATE NUMEL... : bf16, 8 and 4 bits, beside pl
     --repeats "${REPEATS:-7}" --json --numel "$@"
 }
 
-pytest() { (cd tests && timeout 300 python3 -m pytest -q -p no:cacheprovider "$@"); }
+pytest() { (cd tests && timeout "${LIMIT:-300}" python3 -m pytest -q -p no:cacheprovider "$@"); }
 
 install_iproute2
 step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON \
@@ -60,6 +60,9 @@ for hosts in 2 4; do
   for rate in ${RATES:-10gbit 1gbit}; do
     step "bench-$hosts-$rate" collective "$hosts" "$rate" ${NUMEL:-33554432}
   done
+done
+for hosts in 2 4; do
+  step "overlap-$hosts" with_mps lab "$hosts" 10gbit python3 benchmarks/gpu_overlap.py
 done
 step ddp with_mps lab "${DDP_HOSTS:-4}" "${DDP_RATE:-10gbit}" python3 benchmarks/gpu_ddp.py --json ${DDP_ARGS:-}
 for hosts in ${TUNE_HOSTS:-2 4}; do

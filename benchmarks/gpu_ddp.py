@@ -7,7 +7,6 @@ Runs as one rank of several, e.g. on four hosts behind 10 Gbit/s that share one 
 """
 
 import argparse
-import contextlib
 import json
 import os
 import statistics
@@ -35,6 +34,9 @@ WAYS = ("none", "fp32", "bf16", "powersgd", "block_float8", "block_float4")
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument(
+        "--settings", nargs="+", default=[""], help="of ours, e.g. chunk_size=8MiB,window=1"
+    )
     parser.add_argument("--steps", type=int, default=30, help="of which the first third warms up")
     parser.add_argument("--trace", type=Path, help="write a profiler trace of rank 0 here")
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
@@ -44,21 +46,24 @@ def main() -> None:
     dist.init_process_group("nccl", device_id=device)
     try:
         for way in options.ways:
-            row = measure(way, device, options)
-            if dist.get_rank() == 0:
-                print(json.dumps(row) if options.json else row, flush=True)
+            for settings in options.settings if way.startswith("block_float") else [""]:
+                row = measure(way, settings, device, options)
+                if dist.get_rank() == 0:
+                    print(json.dumps(row) if options.json else row, flush=True)
     finally:
         dist.destroy_process_group()
 
 
-def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict[str, Any]:
+def measure(
+    way: str, settings: str, device: torch.device, options: argparse.Namespace
+) -> dict[str, Any]:
     """Median step of the slowest rank, and what the hook cost the host."""
     torch.manual_seed(0)
     model = GPT(SIZE).to(device)
     parameters = sum(p.numel() for p in model.parameters())
     model = DistributedDataParallel(model, device_ids=[device], gradient_as_bucket_view=True)
     host: list[float] = []
-    attach(model, way, host)
+    attach(model, way, settings, host)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
     text, _ = load()
     generator = torch.Generator().manual_seed(dist.get_rank())
@@ -68,43 +73,58 @@ def measure(way: str, device: torch.device, options: argparse.Namespace) -> dict
     cccl.reset_stats()
     times, backward, losses = [], [], []
     warm = options.steps // 3
-    profiler: Any = contextlib.nullcontext()
-    for step in range(options.steps):
-        if step == options.steps - 2 and options.trace and dist.get_rank() == 0:
-            profiler = torch.profiler.profile()
+
+    def train(step: int) -> None:
         torch.cuda.synchronize()
-        with profiler:
-            begun = time.perf_counter()
-            optimizer.zero_grad()
-            with torch.autocast("cuda", torch.bfloat16):
-                loss = model(*batches[step % len(batches)])
-            torch.cuda.synchronize()
-            middle = time.perf_counter()
-            loss.backward()
-            torch.cuda.synchronize()
-            backward.append(time.perf_counter() - middle)
-            optimizer.step()
-            torch.cuda.synchronize()
-            times.append(time.perf_counter() - begun)
+        begun = time.perf_counter()
+        optimizer.zero_grad()
+        with torch.autocast("cuda", torch.bfloat16):
+            loss = model(*batches[step % len(batches)])
+        torch.cuda.synchronize()
+        middle = time.perf_counter()
+        loss.backward()
+        torch.cuda.synchronize()
+        backward.append(time.perf_counter() - middle)
+        optimizer.step()
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - begun)
         losses.append(loss.item())
-    if options.trace and dist.get_rank() == 0:
-        profiler.export_chrome_trace(str(options.trace.with_stem(f"{options.trace.stem}-{way}")))
-    measured = torch.tensor([times[warm:], backward[warm:]], device=device)
+
+    for step in range(options.steps):
+        train(step)
+    compute = 0.0
+    if dist.get_rank() == 0:
+        with torch.profiler.profile() as profiler:
+            train(options.steps)
+        compute = 1e-3 * sum(
+            event.device_time
+            for event in profiler.events() or []
+            if event.device_type == torch.autograd.DeviceType.CUDA
+            and not any(name in event.name for name in ("cccl", "nccl"))
+        )
+        if options.trace:
+            stem = f"{options.trace.stem}-{way}"
+            profiler.export_chrome_trace(str(options.trace.with_stem(stem)))
+    else:
+        train(options.steps)
+    measured = torch.tensor([times[warm:-1], backward[warm:-1]], device=device)
     dist.all_reduce(measured, dist.ReduceOp.MAX)
     step_ms, backward_ms = (1e3 * statistics.median(row) for row in measured.tolist())
     hooks = host[len(host) // 3 :]
     return {
         "way": way,
+        "settings": settings,
         "world_size": dist.get_world_size(),
         "parameters": parameters,
         "step_ms": step_ms,
         "backward_ms": backward_ms,
+        "compute_kernels_ms": compute,
         "hook_host_us": 1e6 * statistics.median(hooks) if hooks else 0.0,
         "loss": losses[-1],
     }
 
 
-def attach(model: DistributedDataParallel, way: str, host: list[float]) -> None:
+def attach(model: DistributedDataParallel, way: str, settings: str, host: list[float]) -> None:
     """Registers the hook of that name; ours with a clock around it."""
     if way == "none":
         model.register_comm_hook(None, _nothing)
@@ -116,7 +136,10 @@ def attach(model: DistributedDataParallel, way: str, host: list[float]) -> None:
         )
         model.register_comm_hook(state, powerSGD_hook.powerSGD_hook)
     elif way != "fp32":
-        state = cccl.torch.CompressionState(config=cccl.Config(compression_type=way, strict=True))
+        pairs = (pair.split("=") for pair in settings.split(",") if pair)
+        given = {key: int(value) if value.isdigit() else value for key, value in pairs}
+        config = cccl.Config.load({"compression_type": way, "strict": True, **given})
+        state = cccl.torch.CompressionState(config=config)
 
         def timed(state: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
             begun = time.perf_counter()

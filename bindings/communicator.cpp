@@ -204,7 +204,8 @@ bool wait_for(Work& work, std::optional<double> timeout) {
 
 // What a stream does from now on sees the output. On a CPU nothing is to be done.
 void precede(const Work& work, int device, std::uintptr_t stream) {
-  if (work.output()) cuda::queue_on(device, reinterpret_cast<void*>(stream))->wait(*work.output());
+  const auto& done = work.output().done;
+  if (done) cuda::queue_on(device, reinterpret_cast<void*>(stream))->wait(*done);
 }
 
 nb::list stats_rows() {
@@ -281,6 +282,9 @@ void register_communicator(nb::module_& module) {
   nb::class_<Work>(module, "Work")
       .def("wait", wait_for, nb::arg("timeout") = nb::none())
       .def("done", &Work::done)
+      .def_prop_ro(
+          "stream",
+          [](const Work& work) { return reinterpret_cast<std::uintptr_t>(work.output().stream); })
       .def("precede", precede, nb::arg("device"), nb::arg("stream"), no_gil)
       .def("error", [](Work& work) { return python_error_or_none(work.error()); });
 

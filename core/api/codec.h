@@ -37,11 +37,17 @@ struct Prediction {
 
 struct EncodeArgs {
   ConstValues in;
-  std::uint64_t position = 0;  // of in[0] in the whole tensor: keys stochastic rounding
-  std::uint64_t seed = 0;      // of stochastic rounding
+  std::uint64_t position = 0;           // of in[0] in the whole tensor: keys stochastic rounding
+  std::uint64_t seed = 0;               // of stochastic rounding
+  const std::uint64_t* runs = nullptr;  // in the device's memory, or none: changes the seed
   bool checksum = true;
   std::uint32_t origin = 0;  // PayloadHeader::origin to pass on
   MutableBytes out;          // at least max_encoded_bytes(in.count, in.dtype)
+};
+
+struct DecodeArgs {
+  Bytes payload;
+  Values out;
 };
 
 // Payloads of the same values from several ranks, summed in the order given.
@@ -79,6 +85,14 @@ class Codec {
 
   // `out` must have the payload's count and dtype. Throws CorruptPayloadError.
   virtual void decode(Bytes payload, Values out, Queue& queue) const = 0;
+
+  // Several payloads of one collective: together, where each call has a price of its own.
+  virtual void encode_all(std::span<const EncodeArgs> parts, Queue& queue) const {
+    for (const auto& args : parts) encode(args, queue);
+  }
+  virtual void decode_all(std::span<const DecodeArgs> parts, Queue& queue) const {
+    for (const auto& [payload, out] : parts) decode(payload, out, queue);
+  }
 
   // out = sum(payloads) / divisor, accumulated in fp32 (fp64 for float64) and rounded once.
   virtual void reduce(const ReduceArgs& args, Values out, Queue& queue) const = 0;

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 
@@ -44,11 +45,14 @@ class Queue {
   virtual Device device() const = 0;
   virtual std::unique_ptr<Event> record(bool timed = false) = 0;
   virtual void wait(const Event& event) = 0;  // later work here starts after `event`
-  virtual void synchronize() = 0;             // throws what findings() has as damage
+  virtual void synchronize() = 0;             // throws what its work found as damage
   virtual void* native() const = 0;           // cudaStream_t on CUDA, null on a CPU
 
-  // Of work that is done, since the last call. A CPU's codecs throw, and flag headers, at once.
-  virtual Findings findings() { return {}; }
+  // Of work submitted from now on, once it is done. A CPU's codecs throw, and flag headers, at
+  // once.
+  virtual std::function<Findings()> watch() {
+    return [] { return Findings{}; };
+  }
   virtual std::uint64_t capture() const { return 0; }  // into a CUDA graph: its number, else 0
 };
 
@@ -91,6 +95,10 @@ class Platform {
   // Of memory that the work of `queue` uses: given back behind it.
   virtual std::unique_ptr<Allocator> allocator_for(Queue& queue) const = 0;
   virtual Flag new_flag() const = 0;
+
+  // A number in a device's memory, at first 0, and what adds 1 to it: a graph counts its runs so.
+  virtual std::shared_ptr<std::uint64_t> new_counter() const { return nullptr; }
+  virtual void count(std::uint64_t*, Queue&) const {}
 
   virtual void copy(ConstValues from, Values to, Queue& queue) const = 0;
 

@@ -100,14 +100,14 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   const std::lock_guard lock(launching_);
   refuse_after_failure();
   auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
-  const auto end = launched->end;
+  const Output output{launched->end, launched->queue ? launched->queue->native() : nullptr};
   const auto error = launched->error;
   std::shared_ptr<Work> work;
   if (launched->captured) {
-    work = Work::finished(end);
+    work = Work::finished(output);
   } else {
     auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };
-    work = thread_.submit({std::move(run), [] {}, std::move(on_done), end});
+    work = thread_.submit({std::move(run), [] {}, std::move(on_done), output});
   }
   if (error) std::rethrow_exception(error);
   return work;

@@ -122,10 +122,10 @@ Engine::Workplace& Engine::take_workplace(const CollectiveCall& call) {
   return taken;
 }
 
-Queue& Engine::queue_of_capture(std::uint64_t capture) {
-  auto& queue = captured_[capture];
-  if (!queue) queue = platform_->new_queue();
-  return *queue;
+Engine::Captured& Engine::place_of_capture(std::uint64_t capture) {
+  auto& place = captured_[capture];
+  if (!place.queue) place = {platform_->new_queue(), platform_->new_counter()};
+  return place;
 }
 
 std::exception_ptr Engine::agree(const Signature& signature) {
@@ -167,6 +167,10 @@ std::exception_ptr Engine::guard(const std::string& where, const std::function<v
     return std::current_exception();
   } catch (const std::exception& failure) {
     auto error = std::current_exception();
+    // What a transport says after an abort is less than the abort's reason.
+    if (const auto reason = this->failure();
+        !reason.empty() && dynamic_cast<const ClosedError*>(&failure))
+      return std::make_exception_ptr(ClosedError(where + " was given up: " + reason));
     fail(where + ": " + failure.what(), error);
     return error;
   }
@@ -246,7 +250,7 @@ void Engine::await(Launched& launched) {
 
 void Engine::settle(Launched& launched) {
   launched.run.settle();
-  const auto found = launched.queue->findings();
+  const auto found = launched.findings();
   if (found.damage) std::rethrow_exception(found.damage);
   auto& stats = launched.run.stats;
   if (!found.non_finite) return;
@@ -297,9 +301,11 @@ void Engine::perform(Launched& launched) {
   if (args.size > 1)
     digest = agree_once(signature_of(call, args), sequence, deadline, launched.captured);
   auto* const place = launched.captured ? nullptr : &take_workplace(call);
-  auto& queue = place ? *place->queue : queue_of_capture(capture);
+  auto* const graph = launched.captured ? &place_of_capture(capture) : nullptr;
+  auto& queue = place ? *place->queue : *graph->queue;
   launched.queue = &queue;
   queue.wait(*callers->record());
+  if (place) launched.findings = queue.watch();
   if (args.size > 1) {
     PipelineJob job;
     job.in = call.in;
@@ -309,9 +315,12 @@ void Engine::perform(Launched& launched) {
     job.divisor = call.average && reduces(call.collective) ? args.size : 1;
     job.contribution_seed = seed_of(call.seed, sequence, 1 + static_cast<std::uint64_t>(args.rank));
     job.result_seed = seed_of(0, sequence, 0);  // equal everywhere: in one-shot all ranks encode
+    if (graph) platform_->count(graph->runs.get(), queue);
+    if (graph) job.runs = graph->runs.get();
     job.checksum = call.checksum;
     job.timed = launched.timed;
     job.debug = call.debug && !launched.captured;
+    job.findings = launched.findings;
     job.tag = tag_of(sequence, digest);
     job.deadline = deadline;
     job.observer = call.observer;

@@ -71,6 +71,7 @@ struct Launched {
   std::shared_ptr<const Codec> contribution, result;  // with a prediction, if they use one
   std::shared_ptr<Event> begin, end;                  // of its work; no `end`: the device failed
   Queue* queue = nullptr;
+  std::function<Findings()> findings;
   bool captured = false;  // into a graph: its work runs whenever that is launched
 };
 
@@ -108,7 +109,11 @@ class Engine {
   Workplace workplace_on(std::unique_ptr<Queue> queue) const;
   // The next in turn, behind collectives on the same memory.
   Workplace& take_workplace(const CollectiveCall& call);
-  Queue& queue_of_capture(std::uint64_t capture);
+  struct Captured {  // a graph's
+    std::unique_ptr<Queue> queue;
+    std::shared_ptr<std::uint64_t> runs;
+  };
+  Captured& place_of_capture(std::uint64_t capture);
   void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.
@@ -123,7 +128,7 @@ class Engine {
   Flag failed_;                   // what is still on its way then becomes NaN
   std::vector<Workplace> eager_;  // taken in turn
   // Graphs replay at any time: what they use is theirs alone.
-  std::map<std::uint64_t, std::unique_ptr<Queue>> captured_;
+  std::map<std::uint64_t, Captured> captured_;
   std::size_t turn_ = 0;
   std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest

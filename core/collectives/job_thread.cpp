@@ -52,7 +52,7 @@ void Work::finish(std::exception_ptr error) {
   changed_.notify_all();
 }
 
-std::shared_ptr<Work> Work::finished(std::shared_ptr<const Event> output) {
+std::shared_ptr<Work> Work::finished(Output output) {
   auto work = std::make_shared<Work>();
   work->output_ = std::move(output);
   work->finish(nullptr);

@@ -16,6 +16,13 @@
 
 namespace cccl {
 
+// Where a job's output is made on a device: there once `done` is, well before the work is done; and
+// the stream. Null on a CPU.
+struct Output {
+  std::shared_ptr<const Event> done;
+  void* stream = nullptr;
+};
+
 // A job under way. Thread-safe.
 class Work {
  public:
@@ -26,10 +33,9 @@ class Work {
   std::exception_ptr error() const;
 
   void finish(std::exception_ptr error);
-  static std::shared_ptr<Work> finished(std::shared_ptr<const Event> output = nullptr);
+  static std::shared_ptr<Work> finished(Output output = {});
 
-  // On a device: done when the output is there, well before done() says so. Null on a CPU.
-  const std::shared_ptr<const Event>& output() const { return output_; }
+  const Output& output() const { return output_; }
 
  private:
   mutable std::mutex mutex_;
@@ -38,14 +44,14 @@ class Work {
   std::exception_ptr error_;
   friend class JobThread;
   const void* owner_ = nullptr;  // the thread's state
-  std::shared_ptr<const Event> output_;
+  Output output_;
 };
 
 struct Job {
   std::function<std::exception_ptr()> run;
   std::function<void()> discard = {};  // instead of run, if the thread's owner is gone
   std::function<void(std::exception_ptr)> on_done = {};  // with the error, before the work is done
-  std::shared_ptr<const Event> output = {};              // Work::output() of `work`
+  Output output = {};                                    // Work::output() of `work`
   std::shared_ptr<Work> work = std::make_shared<Work>();
 };
 

@@ -6,13 +6,18 @@
 namespace cccl {
 namespace {
 
-// A shard's payload, so its message. Each costs about 40 us of CPU at either end: below 64 kB that
-// takes over on a 1 Gbit/s link, and the faster the link, the larger. More chunks than a dozen
-// hide no more of the pipeline's filling and draining. (docs/performance.md has the measurements.)
-constexpr std::size_t kLeastPayload = 64 * 1024, kMostPayload = 512 * 1024;
+// `least` and `most` are of a shard's payload, so of a message; `of_chunk` is of all shards of a
+// chunk: memory in flight must not grow with the number of ranks.
+struct Sizes {
+  std::size_t least, most, of_chunk;
+};
+// A message over sockets costs about 40 us of CPU at either end: below 64 kB that takes over on a
+// 1 Gbit/s link, and the faster the link, the larger. (docs/performance.md has the measurements.)
+constexpr Sizes kSingly{64 * 1024, 512 * 1024, 2 * 1024 * 1024};
+// A group of NCCL's costs the host as much, and the device, where it starts, 100 us. (docs/gpu.md)
+constexpr Sizes kInGroups{384 * 1024, 1024 * 1024, 8 * 1024 * 1024};
+// More chunks hide no more of the pipeline's filling and draining.
 constexpr std::size_t kChunks = 12;
-// Of all shards of a chunk: memory in flight must not grow with the number of ranks.
-constexpr std::size_t kChunkTarget = 2 * 1024 * 1024;
 // What one-shot may send per rank: it saves a round trip but sends everything to everyone.
 constexpr std::size_t kOneShotBytes = 32 * 1024;
 constexpr std::size_t kWindow = 2;
@@ -46,8 +51,9 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
   } else {
     // As many chunks as make a shard's payload about the target, all of one size.
     const std::size_t wanted = payload / (shards * kChunks);
+    const auto& sizes = args.receive_ahead ? kSingly : kInGroups;
     const std::size_t target =
-        std::min(std::clamp(wanted, kLeastPayload, kMostPayload), kChunkTarget / owners);
+        std::min(std::clamp(wanted, sizes.least, sizes.most), sizes.of_chunk / owners);
     const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * target));
     args.chunk = (most + chunks - 1) / chunks;
   }

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <span>
 #include <string>
 #include <thread>
 #include <utility>
@@ -44,7 +45,8 @@ class Run {
   PipelineRun run() {
     measure(&RunStats::total, nullptr, [&] {
       for (step_ = 0; step_ < plan_.steps(); ++step_) {
-        for (const auto& op : plan_.step(step_)) execute(op);
+        const auto ops = plan_.step(step_);
+        on_host_ ? execute_in_order(ops) : execute_together(ops);
         post();
         sample_error();
         if (job_.debug) check_step();
@@ -56,10 +58,34 @@ class Run {
   }
 
  private:
+  void execute_in_order(std::span<const Op> ops) {
+    for (const auto& op : ops) {
+      if (op.kind != OpKind::kAwait) wait();
+      // In the first step the link is idle: what is ready leaves before more is encoded.
+      if (step_ == 0 && op.kind == OpKind::kEncode) post();
+      execute(op);
+      run_batches();
+    }
+  }
+
+  // On a device each submission costs the host: what is done with one chunk, a run of operations,
+  // waits once, and its payloads are encoded or decoded at once.
+  void execute_together(std::span<const Op> ops) {
+    while (!ops.empty()) {
+      std::size_t n = 0;
+      while (n < ops.size() && ops[n].chunk == ops[0].chunk) ++n;
+      const auto of_chunk = ops.first(n);
+      for (const auto& op : of_chunk)
+        if (op.kind == OpKind::kAwait) execute(op);
+      wait();
+      for (const auto& op : of_chunk)
+        if (op.kind != OpKind::kAwait) execute(op);
+      run_batches();
+      ops = ops.subspan(n);
+    }
+  }
+
   void execute(const Op& op) {
-    if (op.kind != OpKind::kAwait) wait();
-    // In the first step the link is idle: what is ready leaves before more is encoded.
-    if (step_ == 0 && op.kind == OpKind::kEncode && !grouped_) post();
     switch (op.kind) {
       case OpKind::kReceive: return queue_transfer(Direction::kReceive, op);
       case OpKind::kSend: return queue_transfer(Direction::kSend, op);
@@ -146,6 +172,7 @@ class Run {
     args.in = in;
     args.position = op.position;
     args.seed = seed;
+    args.runs = job_.runs;
     args.checksum = job_.checksum;
     args.out = payload(op);
     return args;
@@ -153,15 +180,28 @@ class Run {
 
   void encode(const Codec& codec, std::uint64_t seed, const Op& op) {
     const auto args = encode_args(op, job_.in.part(op.values.offset, op.values.count), seed);
-    const bool corrected = job_.sender && op.kind == OpKind::kEncode;
-    measure(&RunStats::encode, "cccl_compress", [&] {
-      if (corrected)
-        platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_);
-      else
-        codec.encode(args, queue_);
-    });
-    if (corrected) run_.sent_non_finite |= is_non_finite(args.out);
     if (!sample_.first) sample_ = {&codec, args};
+    if (job_.sender && op.kind == OpKind::kEncode) {
+      measure(&RunStats::encode, "cccl_compress",
+              [&] { platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_); });
+      run_.sent_non_finite |= is_non_finite(args.out);
+      return;
+    }
+    encodes_.push_back(args);
+    encoder_ = &codec;
+  }
+
+  void run_batches() {
+    if (!encodes_.empty())
+      measure(&RunStats::encode, "cccl_compress", [&] { encoder_->encode_all(encodes_, queue_); });
+    encodes_.clear();
+    if (decodes_.empty()) return;
+    measure(&RunStats::decode, "cccl_decompress",
+            [&] { job_.result->decode_all(decodes_, queue_); });
+    for (const auto& [payload, _] : decodes_) note_non_finite(payload, -1);
+    decodes_.clear();
+    for (const auto& [from, to] : known_) platform_.copy_finite(from, to, queue_);
+    known_.clear();
   }
 
   // Of a contribution in this rank's residual, where each part of a reduce-scatter begins at a
@@ -191,7 +231,7 @@ class Run {
                        " of the pipeline: ";
     try {
       wait_on_host(*queue_.record(), transport_, job_.deadline);
-      if (const auto found = queue_.findings(); found.damage) std::rethrow_exception(found.damage);
+      if (const auto found = job_.findings(); found.damage) std::rethrow_exception(found.damage);
     } catch (const CorruptPayloadError& error) {
       throw CorruptPayloadError(where + error.what());
     } catch (const DeviceError& error) {
@@ -245,10 +285,9 @@ class Run {
   void decode(const Op& op) {
     const auto out = job_.out.part(op.values.offset, op.values.count);
     const auto found = content(payload(op), *job_.result);
-    measure(&RunStats::decode, "cccl_decompress", [&] { job_.result->decode(found, out, queue_); });
+    decodes_.push_back({found, out});
     if (job_.prediction.data)
-      platform_.copy_finite(out, job_.prediction.part(op.values.offset, op.values.count), queue_);
-    note_non_finite(found, -1);
+      known_.push_back({out, job_.prediction.part(op.values.offset, op.values.count)});
     if (is_received(op)) run_.stats.bytes_received += found.size();
   }
 
@@ -305,6 +344,10 @@ class Run {
   std::vector<std::vector<Request>*> owners_;  // of posted_, in its order
   std::vector<Bytes> sources_;
   std::vector<Request> awaited_;
+  std::vector<EncodeArgs> encodes_;  // not yet done, by encoder_
+  std::vector<DecodeArgs> decodes_;
+  std::vector<std::pair<ConstValues, Values>> known_;  // results, and predictions that take them
+  const Codec* encoder_ = nullptr;
   std::pair<const Codec*, EncodeArgs> sample_;
   bool sampled_ = false;
   std::size_t step_ = 0;

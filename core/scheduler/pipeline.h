@@ -44,9 +44,11 @@ struct PipelineJob {
   const Codec* result;
   double divisor = 1;
   std::uint64_t contribution_seed = 0, result_seed = 0;
+  const std::uint64_t* runs = nullptr;  // EncodeArgs::runs
   bool checksum = true;
-  bool timed = true;   // measures times and a sample's error
-  bool debug = false;  // the host waits for, and checks, every step
+  bool timed = true;                             // measures times and a sample's error
+  bool debug = false;                            // the host waits for, and checks, every step
+  std::function<Findings()> findings = nullptr;  // what it then looks at
   std::uint32_t tag = 0;
   Seconds deadline{0};
   RangeObserver observer = nullptr;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import time
 from typing import Any
 
@@ -78,7 +79,8 @@ class Call:
         for tensor in (input, output):
             _check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
-        self.input, self.output = _detached(input), _detached(output)
+        self.input = _detached(input)
+        self.output = self.input if self.in_place else _detached(output)
         self.config = config
         self.memory: Memory | None = None
         self.group = resolve(group)
@@ -95,6 +97,13 @@ class Call:
     def like(self, input: torch.Tensor, output: torch.Tensor, config: Config, label: str) -> Call:
         """The same collective of other tensors."""
         return Call(self.collective, input, output, self.op, self.group, config, label, self.src)
+
+    def again(self, tensor: torch.Tensor | None, group: dist.ProcessGroup | None) -> Call:
+        """This one, in place, of another tensor like its own."""
+        call = copy.copy(self)
+        call.input = call.output = tensor
+        call.group = group
+        return call
 
     def run(self, async_op: bool) -> Any:
         """Sends it compressed or plain; as c10d, returns a work if `async_op`."""
@@ -164,19 +173,23 @@ class Call:
         found = self._communicator()
         sent, received = self._staged()
         current = torch.cuda.current_stream(device)
-        ends = current if capturing else found.last_stream  # a capture must come back to its own
         # Before anything is submitted: whatever goes wrong then, their memory is not given away.
         used = {id(tensor): tensor for tensor in (sent, received, self.output)}.values()
         for tensor in used if not capturing else ():
-            for stream in (*found.streams, ends):
+            for stream in found.streams.values():
                 tensor.record_stream(stream)
         observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
         work._core = self._start(
             found, sent, received, stream=current.cuda_stream, debug=self.config.debug,
             observer=observer,
         )  # fmt: skip
+        # The stream that made the output has the future complete. One of our own beside it would be
+        # in the way: streams share the device's few queues, where one that waits blocks others.
+        ends = found.streams.get(work._core.stream)
+        if ends is None:  # a capture must come back to the stream that it began with
+            work._core.precede(device.index, current.cuda_stream)
+            ends = current
         with torch.cuda.stream(ends):
-            work._core.precede(device.index, ends.cuda_stream)
             _copy_back(received, self.output)
             work._future.set_result(self.output)
         return work

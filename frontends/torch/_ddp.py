@@ -22,6 +22,7 @@ from ._state import Memory, StateStore, keep_for
 from ._work import Work
 
 _log = logging.getLogger("cccl")
+_MOST_KNOWN = 1024  # kinds of buckets
 
 
 class CompressionState:
@@ -40,6 +41,7 @@ class CompressionState:
         self._layouts: dict[int, tuple[list[str], Any]] = {}  # of buckets
         self._step = 0
         self._works: list[Work] = []
+        self._known: dict[Any, Call] = {}
         self._in_backward = False
 
     @property
@@ -81,6 +83,22 @@ class CompressionState:
             known = self._layouts[bucket.index()] = names, layout
         return Memory(self.store, known[1], self._step)
 
+    def call_for(self, buffer: torch.Tensor, label: str) -> tuple[Call, str]:
+        """The collective of a bucket, and why it goes plain ("" if it does not). One like an
+        earlier one, which DDP sends at every step, is not looked at again."""
+        group, config = resolve(self.group), self.settings()
+        key = label, buffer.dtype, buffer.numel(), buffer.device, id(config), id(group)
+        known = self._known.get(key)
+        if known is not None:
+            return known.again(buffer, group), ""
+        call = Call("all_reduce", buffer, buffer, "avg", group, config, label)
+        reason = call.decide()
+        if not reason and call.choice is None:
+            if len(self._known) == _MOST_KNOWN:
+                self._known.clear()
+            self._known[key] = call.again(None, None)  # of no tensor's memory, and of no group
+        return call, reason
+
     def submit(self, call: Call) -> torch.futures.Future[torch.Tensor]:
         """Sends a bucket. In a backward a failed future holds NaN: DDP would lose its error."""
         work = call.submit(future_raises=not self._in_backward)
@@ -110,9 +128,7 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     if bucket.index() == 0:  # DDP sends buckets in this order
         state.begin()
     buffer = bucket.buffer()
-    label = f"bucket {bucket.index()}"
-    call = Call("all_reduce", buffer, buffer, "avg", state.group, state.settings(), label)
-    reason = call.decide()
+    call, reason = state.call_for(buffer, f"bucket {bucket.index()}")
     if not reason:
         if call.config.remembers:
             call.memory = state.memory(bucket)

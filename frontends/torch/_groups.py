@@ -49,10 +49,9 @@ class GroupCommunicator:
             number = device.index or 0
             transport = _nccl.transport(group, generation, number, config, deadline)
             # torch's own streams: its allocator may ask for theirs long after this is gone.
-            self.streams = [torch.cuda.Stream(device, priority=-1) for _ in range(_STREAMS)]
-            handles = [stream.cuda_stream for stream in self.streams]
-            self.core = _core.Communicator(transport, deadline, number, handles)
-            self.last_stream = torch.cuda.Stream(device)  # on which futures complete
+            streams = [torch.cuda.Stream(device, priority=-1) for _ in range(_STREAMS)]
+            self.streams = {stream.cuda_stream: stream for stream in streams}
+            self.core = _core.Communicator(transport, deadline, number, list(self.streams))
         else:
             from ._gloo import GlooTransport  # needs a torch built with distributed support
 

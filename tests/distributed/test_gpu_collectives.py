@@ -223,8 +223,8 @@ def _refused():
         cccl.torch.reduce_scatter(torch.ones(4), ours, config=config)
     with pytest.raises(cccl.ConfigError, match="nccl_lanes = 9; allowed: an integer from 1 to 8"):
         cccl.Config(nccl_lanes=9)
-    count = 1000 + dist.get_rank()
-    with pytest.raises(cccl.MismatchError, match="rank 0 has 1000, rank 1 has 1001"):
+    count = 77_000 + dist.get_rank()
+    with pytest.raises(cccl.MismatchError, match="rank 0 has 77000, rank 1 has 77001"):
         cccl.torch.all_reduce(torch.ones(count, device="cuda"), config=config)
     tensor = torch.ones(1000, device="cuda")
     cccl.torch.all_reduce(tensor, config=config)  # the group goes on
@@ -289,6 +289,31 @@ def _captured():
 def test_a_cuda_graph_replays_a_collective(gpu_ranks):
     """F060, F067: and says before the first use what it needs."""
     assert_equal(gpu_ranks(2)(_captured))
+
+
+def _rounded_anew():
+    config = settings("block_float4", rounding="stochastic")
+    values = gradient(dist.get_rank(), 1 << 14, torch.float32).cuda()
+    mean = values.clone()
+    dist.all_reduce(mean, dist.ReduceOp.AVG)
+    static = values.clone()
+    cccl.torch.all_reduce(values.clone(), config=config)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        cccl.torch.all_reduce(static, config=config)
+    found = []
+    for _ in range(64):
+        static.copy_(values)
+        graph.replay()
+        found.append(static.clone())
+    assert not torch.equal(found[0], found[1])
+    error = [(sum(found[:n]) / n - mean).norm().item() for n in (1, 64)]
+    assert error[1] < error[0] / 4  # of independent errors a mean has an eighth
+    return digest(torch.stack(found).cpu())
+
+
+def test_a_cuda_graph_rounds_anew_at_every_replay(gpu_ranks):
+    assert_equal(gpu_ranks(2)(_rounded_anew))
 
 
 def _counted():

@@ -49,11 +49,12 @@ def _left_alone(kill):
         error = found
         assert tensor.isnan().all()
     seconds = time.monotonic() - begun
-    try:
-        cccl.torch.all_reduce(tensor, config=CONFIG)
+    for _ in range(2):  # the first may tell what became known meanwhile
         closed = False
-    except cccl.ClosedError:
-        closed = True
+        try:
+            cccl.torch.all_reduce(tensor, config=CONFIG)
+        except cccl.Error as found:
+            closed = isinstance(found, cccl.ClosedError)
     return type(error), str(error), seconds, closed
 
 
@@ -140,6 +141,20 @@ def _refused_in_launch():
 
 def test_a_refused_launch_leaves_nan_and_touches_no_other_memory(own_ranks):
     own_ranks(2, backend="cpu:gloo,cuda:nccl")(_refused_in_launch)
+
+
+def _other_than_agreed():
+    """Rank 0 repeats a call, rank 1 makes another: nobody can tell before it is too late."""
+    tensor = _first()
+    other = torch.ones(COUNT + dist.get_rank(), device="cuda")
+    with pytest.raises(cccl.TransportError):
+        for _ in range(2):
+            cccl.torch.all_reduce(other if dist.get_rank() else tensor, config=CONFIG)
+            torch.cuda.synchronize()
+
+
+def test_a_call_unlike_one_agreed_before_meets_the_deadline(own_ranks):
+    own_ranks(2, backend="cpu:gloo,cuda:nccl")(_other_than_agreed)
 
 
 def _aborted():

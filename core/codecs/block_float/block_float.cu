@@ -27,12 +27,14 @@ class Kernels {
         use(Encoder<Quantiser, 0>{layout, quantiser});
     };
     if (settings_.bits == 8)
-      settings_.stochastic ? with_block(Stochastic<8>{args.seed}) : with_block(Nearest<8>{});
+      settings_.stochastic ? with_block(Stochastic<8>{args.seed, args.runs})
+                           : with_block(Nearest<8>{});
     else if (settings_.search)
       settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout})
                                        : use(Search<0>{layout});
     else
-      settings_.stochastic ? with_block(Stochastic<4>{args.seed}) : with_block(Nearest<4>{});
+      settings_.stochastic ? with_block(Stochastic<4>{args.seed, args.runs})
+                           : with_block(Nearest<4>{});
   }
 
   template <class Use>

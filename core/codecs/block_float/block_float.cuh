@@ -175,6 +175,12 @@ struct Stochastic {
   static constexpr bool kStochastic = true;
   using Codes = Rounder<kBits>;
   std::uint64_t seed;
+  const std::uint64_t* runs;  // EncodeArgs::runs
+
+  // A graph that runs again rounds anew.
+  __device__ void renew() {
+    if (runs) seed += *runs * 0x9E3779B97F4A7C15u;
+  }
 
   __device__ static bool exceeds(const Extremes&, const Scale&) { return false; }  // always limited
 
@@ -251,6 +257,11 @@ struct Encoder {
   float factor = 1.0f;
 
   __device__ void prepare() const {}
+  __device__ void renew()
+    requires Quantiser::kStochastic
+  {
+    quantiser.renew();
+  }
 
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {

@@ -64,17 +64,19 @@ __device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    copy_in_kernel(const std::byte* values, std::uint64_t bytes, Span span, Exponents exponents,
-                   __grid_constant__ const Seal seal, Workspace* workspace) {
+    copy_in_kernel(__grid_constant__ const Parts<EncodePart> parts, std::uint64_t bytes,
+                   Exponents exponents, Workspace* workspace) {
+  const EncodePart& part = parts.mine();
   begin();
   Totals totals{};
-  BodyWriter out(seal.payload, totals.written);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+  BodyWriter out(part.seal.payload, totals.written);
+  for_byte_tiles(part.span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      rows[k] = read_row<kChunkBytes>(tile, values + at, static_cast<std::int64_t>(bytes - at));
+      const auto left = static_cast<std::int64_t>(bytes - at);
+      rows[k] = read_row<kChunkBytes>(tile, part.values + at, left);
     }
     bool found = false;
 #pragma unroll
@@ -82,23 +84,25 @@ __global__ void __launch_bounds__(kThreads)
     if (found) totals.flags |= kFoundNonFinite;
     out.rows(tile, offset, bytes, rows);
   });
-  finish(workspace, totals, nullptr, &seal);
+  finish(workspace, totals, nullptr, &part.seal);
 }
 
 __global__ void __launch_bounds__(kThreads)
-    copy_out_kernel(std::byte* values, std::uint64_t bytes, Span span,
-                    __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+    copy_out_kernel(__grid_constant__ const Parts<DecodePart> parts, std::uint64_t bytes,
+                    Workspace* workspace, Report* report) {
+  const DecodePart& part = parts.mine();
   begin();
-  Totals totals = inspect(sources, report);
-  const BodyReader in(sources.payloads[0]);
-  for_byte_tiles(span, bytes, [&](const auto& tile, std::uint64_t offset) {
+  Totals totals = inspect(&part.payload, 1, part.expected, report);
+  const BodyReader in(part.payload);
+  for_byte_tiles(part.span, bytes, [&](const auto& tile, std::uint64_t offset) {
     Rows rows;
     in.rows(tile, offset, bytes, rows);
     totals.read += checksum_of(offset, lane_id(), rows);
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
       const std::uint64_t at = offset + k * kLanes * kChunkBytes;
-      write_row(tile, values + at, static_cast<std::int64_t>(bytes - at), rows[k], lane_id());
+      const auto left = static_cast<std::int64_t>(bytes - at);
+      write_row(tile, part.values + at, left, rows[k], lane_id());
     }
   });
   finish(workspace, totals, report, nullptr);
@@ -110,24 +114,21 @@ class IdentityOnCuda final : public CudaTileCodec<Kernels> {
   explicit IdentityOnCuda(std::shared_ptr<const Codec> codec)
       : CudaTileCodec(std::move(codec), Kernels{}) {}
 
-  std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
+ private:
+  std::size_t encode_alike(std::span<const EncodeArgs> args, const CudaQueue& on) const override {
     DeviceGuard guard(on.device().index);
-    const auto seal = seal_of(args);
-    const std::uint64_t bytes = args.in.bytes(), words = (bytes + 3) / 4;
-    launch(copy_in_kernel, on, tiles_of(words), static_cast<const std::byte*>(args.in.data), bytes,
-           Span{words, 0, all_aligned(args.in.data, args.out.data())}, exponents_of(args.in.dtype),
-           seal, on.workspace());
-    return sizeof(PayloadHeader) + seal.header.body_bytes;
+    const std::uint64_t bytes = args[0].in.bytes(), words = (bytes + 3) / 4;
+    const auto parts = encode_parts(args, words);
+    launch(copy_in_kernel, on, tiles_of(words), args.size(), parts, bytes,
+           exponents_of(args[0].in.dtype), on.workspace());
+    return sizeof(PayloadHeader) + parts.parts[0].seal.header.body_bytes;
   }
 
-  void decode(Bytes payload, Values out, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
+  void decode_alike(std::span<const DecodeArgs> args, const CudaQueue& on) const override {
     DeviceGuard guard(on.device().index);
-    const std::uint64_t bytes = out.bytes(), words = (bytes + 3) / 4;
-    launch(copy_out_kernel, on, tiles_of(words), static_cast<std::byte*>(out.data), bytes,
-           Span{words, 0, all_aligned(payload.data(), out.data)},
-           sources_of({&payload, 1}, out.count, out.dtype), on.workspace(), on.report());
+    const std::uint64_t bytes = args[0].out.bytes(), words = (bytes + 3) / 4;
+    launch(copy_out_kernel, on, tiles_of(words), args.size(), decode_parts(args, words), bytes,
+           on.workspace(), on.report());
   }
 };
 

@@ -20,6 +20,7 @@ std::shared_ptr<Queue> queue_on(int device, void* stream);
 
 // Plain memory on a device.
 std::shared_ptr<std::byte> allocate(int device, std::size_t bytes);
+std::shared_ptr<std::byte> allocate_zeros(int device, std::size_t bytes);
 
 // Throws DeviceError where the driver is too old, or this build has no code for the device.
 std::shared_ptr<const Platform> platform(int device);

@@ -11,12 +11,17 @@ constexpr int kThreads = 1024;
 __global__ void fill_kernel(unsigned char* out, std::size_t bytes, std::uint64_t pattern, int size,
                             const volatile std::uint32_t* flag, const volatile Report* report) {
   __shared__ bool wanted;
-  if (threadIdx.x == 0) wanted = !flag || *flag != 0 || report->damaged != 0;
+  if (threadIdx.x == 0) {
+    wanted = !flag || *flag != 0;
+    for (int i = 0; i < kMostParts; ++i) wanted |= report[i].damaged != 0;
+  }
   __syncthreads();
   if (!wanted) return;
   for (std::size_t i = threadIdx.x; i < bytes; i += kThreads)
     out[i] = static_cast<unsigned char>(pattern >> 8 * (i % size));
 }
+
+__global__ void count_kernel(std::uint64_t* counter) { ++*counter; }
 
 std::uint64_t nan_of(DType dtype) {
   switch (dtype) {
@@ -35,6 +40,11 @@ void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report
   fill_kernel<<<1, kThreads, 0, stream>>>(static_cast<unsigned char*>(out.data), out.bytes(),
                                           nan_of(out.dtype), static_cast<int>(size_of(out.dtype)),
                                           flag, report);
+  check(cudaGetLastError(), "a kernel launch");
+}
+
+void launch_count(std::uint64_t* counter, cudaStream_t stream) {
+  count_kernel<<<1, 1, 0, stream>>>(counter);
   check(cudaGetLastError(), "a kernel launch");
 }
 

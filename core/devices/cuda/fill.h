@@ -1,4 +1,4 @@
-// NaN over an output, decided on the device.
+// Small kernels beside the codecs'.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,9 +10,13 @@
 
 namespace cccl::cuda {
 
-// If `flag` is null or raised, or `report` has damage, when the stream comes to it.
+// Makes an output NaN: if `flag` is null or raised, or `report` has damage, when the stream comes
+// to it.
 void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report,
                      cudaStream_t stream);
+
+// Adds 1.
+void launch_count(std::uint64_t* counter, cudaStream_t stream);
 
 // Whether this build has code for the current device.
 cudaError_t find_code();

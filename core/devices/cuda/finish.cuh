@@ -28,6 +28,13 @@ struct Sources {
   PayloadHeader expected;
 };
 
+// The parts of a launch, of which a block belongs to one.
+template <class Part>
+struct Parts {
+  Part parts[kMostParts];
+  __device__ const Part& mine() const { return parts[blockIdx.y]; }
+};
+
 enum Flags : unsigned int { kFoundNonFinite = 1, kNoChecksum = 2, kReported = 4, kOriginShift = 8 };
 
 // `read` is a checksum less the one announced, so 0 if all is well.
@@ -60,17 +67,18 @@ __device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadH
   return same && found.header_check == header_check(found);
 }
 
-// The last warp of all, which never has more tiles than others, looks at the sources' headers: what
-// their checksums and flags contribute. A wrong header is reported at once.
-__device__ inline Totals inspect(const Sources& sources, Report* report) {
+// The last warp of all, which never has more tiles than others, looks at the headers of `count`
+// payloads: what their checksums and flags contribute. A wrong header is reported at once.
+__device__ inline Totals inspect(const std::byte* const* payloads, int count,
+                                 const PayloadHeader& expected, Report* report) {
   Totals totals{};
   if (blockIdx.x != gridDim.x - 1 || threadIdx.x < kThreads - kLanes) return totals;
-  for (int first = 0; first < sources.count; first += kLanes) {
+  for (int first = 0; first < count; first += kLanes) {
     const int i = first + lane_id();
-    const bool mine = i < sources.count;
+    const bool mine = i < count;
     PayloadHeader header{};
-    if (mine) header = read_header(sources.payloads[i]);
-    const bool wrong = mine && !is_as_expected(header, sources.expected);
+    if (mine) header = read_header(payloads[i]);
+    const bool wrong = mine && !is_as_expected(header, expected);
     if (mine && (header.flags & kHasChecksum))
       totals.read -= header.checksum;
     else if (mine)
@@ -80,16 +88,21 @@ __device__ inline Totals inspect(const Sources& sources, Report* report) {
       totals.flags |= static_cast<unsigned int>(first + __ffs(bad)) << kOriginShift;
     if (wrong && report) {
       totals.flags |= kReported;
-      report->damaged = i + 1;
+      report[blockIdx.y].damaged = i + 1;
     }
     if (bad && report && lane_id() == __ffs(bad) - 1) {
-      const unsigned int alone = sources.count == 1 ? kUnknownSource : i + 1;
+      const unsigned int alone = count == 1 ? kUnknownSource : i + 1;
       const unsigned int source = header.origin ? header.origin : alone;
-      const unsigned int before = report->non_finite;
-      if (before == 0 || source < before) report->non_finite = source;
+      auto& found = report[blockIdx.y].non_finite;
+      const unsigned int before = found;
+      if (before == 0 || source < before) found = source;
     }
   }
   return totals;
+}
+
+__device__ inline Totals inspect(const Sources& sources, Report* report) {
+  return inspect(sources.payloads, sources.count, sources.expected, report);
 }
 
 __device__ inline void write_header(const Seal& seal, const Totals& totals) {
@@ -139,10 +152,11 @@ __device__ inline bool is_last_block(Workspace* workspace) {
   return before == gridDim.x - 1;
 }
 
-// Adds this block's totals to the workspace. The last block judges what was read, seals what was
-// written, and leaves the workspace all zero.
-__device__ inline void finish(Workspace* workspace, const Totals& mine, Report* report,
+// Adds this block's totals to its part's workspace. The last block judges what was read, seals what
+// was written, and leaves the workspace all zero.
+__device__ inline void finish(Workspace* workspaces, const Totals& mine, Report* report,
                               const Seal* seal) {
+  Workspace* const workspace = workspaces + blockIdx.y;
   __shared__ bool last;
   __shared__ Totals all;
   const Totals block = sum_of_block(mine);
@@ -157,7 +171,7 @@ __device__ inline void finish(Workspace* workspace, const Totals& mine, Report* 
       all.flags = atomicExch(&workspace->flags, 0u);
       workspace->done = 0;
       if (report && all.read != 0 && !(all.flags & (kNoChecksum | kReported)))
-        report->damaged = kUnknownSource;
+        report[blockIdx.y].damaged = kUnknownSource;
     }
   }
   __syncthreads();

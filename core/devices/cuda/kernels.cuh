@@ -5,6 +5,7 @@
 //   using Real;                       what it encodes: float or double
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
+//   void renew();                     optional: reads what a kernel in front may have changed
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
@@ -35,6 +36,19 @@ namespace cccl::cuda {
 struct Span {
   std::uint64_t count, position;
   bool aligned;  // every array and payload begins at a multiple of kChunkBytes
+};
+
+// A payload to write from values, and one to read into values.
+struct EncodePart {
+  const std::byte* values;
+  Span span;
+  Seal seal;
+};
+struct DecodePart {
+  std::byte* values;
+  Span span;
+  const std::byte* payload;
+  PayloadHeader expected;
 };
 
 // What a sum of several payloads becomes. A power of two is multiplied by its exact reciprocal.
@@ -116,32 +130,34 @@ inline constexpr int kVectorRead = !requires { Encoder::kColumns; } ? kChunkByte
 
 template <class Encoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
-    encode_kernel(const std::byte* values, Span span, Encoder encoder,
-                  __grid_constant__ const Seal seal, __grid_constant__ const Sources sources,
-                  Workspace* workspace) {
+    encode_kernel(__grid_constant__ const Parts<EncodePart> parts, Encoder encoder,
+                  __grid_constant__ const Sources sources, Workspace* workspace) {
+  const EncodePart& part = parts.mine();
   encoder.prepare();
   begin();
+  if constexpr (requires { encoder.renew(); }) encoder.renew();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
-  BodyWriter out(seal.payload, totals.written);
-  for_tiles(span, [&](const auto& tile) {
+  BodyWriter out(part.seal.payload, totals.written);
+  for_tiles(part.span, [&](const auto& tile) {
     constexpr int kVector = kVectorRead<Encoder, T, std::decay_t<decltype(tile)>::kDirect>;
     typename Encoder::Real tile_values[kPerLane];
-    read_values<T, Encoder::kNanBits, kVector>(tile, values, tile_values);
+    read_values<T, Encoder::kNanBits, kVector>(tile, part.values, tile_values);
     if (encoder.template encode<kVector>(tile, tile_values, out)) totals.flags |= kFoundNonFinite;
   });
-  finish(workspace, totals, nullptr, &seal);
+  finish(workspace, totals, nullptr, &part.seal);
 }
 
 template <class Decoder, class T>
 __global__ void __launch_bounds__(kThreads, kResident<T>)
-    decode_kernel(std::byte* values, Span span, Decoder decoder,
-                  __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
+    decode_kernel(__grid_constant__ const Parts<DecodePart> parts, Decoder decoder,
+                  Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
+  const DecodePart& part = parts.mine();
   begin();
-  Totals totals = inspect(sources, report);
-  const BodyReader in(sources.payloads[0]);
+  Totals totals = inspect(&part.payload, 1, part.expected, report);
+  const BodyReader in(part.payload);
   for_tiles<false>(
-      span,
+      part.span,
       [&](const auto& tile) {
         // Beside a stream of writes a read takes long. Asking for more than the next tile would
         // push that out again (measured: 3 tiles cost 10 %); where little is written it costs too.
@@ -153,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
         SumOf<T> tile_values[kPerLane];
         totals.read += decoder.checksum(tile, fetched);
         decoder.template apply<kVector, false>(fetched, tile_values);
-        write_values<T, true>(tile, values, tile_values);
+        write_values<T, true>(tile, part.values, tile_values);
       });
   finish(workspace, totals, report, nullptr);
 }
@@ -319,6 +335,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<float>)
   constexpr int kVector = Decoder::kVector;
   encoder.prepare();
   begin();
+  if constexpr (requires { encoder.renew(); }) encoder.renew();
   Totals totals = inspect(sources, report);
   BodyWriter out(seal.payload, totals.written);
   // What the encoder can do with a block's scale needs no instruction for each value.

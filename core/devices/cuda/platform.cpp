@@ -85,6 +85,16 @@ class CudaPlatform final : public Platform {
     return {memory, new (memory.get()) Value(0)};
   }
 
+  std::shared_ptr<std::uint64_t> new_counter() const override {
+    const auto zeros = allocate_zeros(device_, sizeof(std::uint64_t));
+    return {zeros, reinterpret_cast<std::uint64_t*>(zeros.get())};
+  }
+
+  void count(std::uint64_t* counter, Queue& queue) const override {
+    DeviceGuard guard(device_);
+    launch_count(counter, cuda_queue(queue).stream());
+  }
+
   void copy(ConstValues from, Values to, Queue& queue) const override {
     if (from.bytes() == 0 || to.data == from.data) return;
     DeviceGuard guard(device_);
@@ -180,6 +190,20 @@ std::shared_ptr<std::byte> allocate(int device, std::size_t bytes) {
             cudaFree(data);
             cudaSetDevice(before);
           }};
+}
+
+std::shared_ptr<std::byte> allocate_zeros(int device, std::size_t bytes) {
+  DeviceGuard guard(device);
+  RelaxedCapture relaxed;
+  auto memory = allocate(device, bytes);
+  // On a stream of its own: another may be captured, and a non-blocking one waits for none.
+  cudaStream_t stream = nullptr;
+  CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
+  cudaMemsetAsync(memory.get(), 0, bytes, stream);
+  const auto status = cudaStreamSynchronize(stream);
+  cudaStreamDestroy(stream);
+  check(status, "cudaMemsetAsync");
+  return memory;
 }
 
 std::shared_ptr<const Platform> platform(int device) {

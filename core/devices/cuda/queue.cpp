@@ -1,10 +1,12 @@
 #include "devices/cuda/queue.h"
 
-#include <cstring>
+#include <algorithm>
 #include <map>
 #include <mutex>
+#include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "api/payload.h"
 #include "devices/cuda/check.h"
@@ -13,9 +15,14 @@
 namespace cccl::cuda {
 namespace {
 
-Findings take_findings(Report& report) {
+// Of the first part with damage, and of the first rank with a non-finite value.
+Findings read_findings(const Report* reports) {
+  unsigned int damaged = 0, source = 0;
+  for (const auto& part : std::span(reports, kMostParts)) {
+    if (!damaged) damaged = part.damaged;
+    if (part.non_finite && (!source || part.non_finite < source)) source = part.non_finite;
+  }
   Findings found;
-  const unsigned int damaged = std::exchange(report.damaged, 0u);
   if (damaged == kUnknownSource)
     found.damage = std::make_exception_ptr(
         CorruptPayloadError("payload body is damaged: its checksum does not match"));
@@ -24,14 +31,39 @@ Findings take_findings(Report& report) {
         "payload " + std::to_string(damaged - 1) +
         " of those read on a CUDA device is damaged, or of another codec, dtype or count than "
         "expected"));
-  const unsigned int source = std::exchange(report.non_finite, 0u);
   found.non_finite = source != 0;
   if (source && source != kUnknownSource) found.origin = static_cast<int>(source) - 1;
   return found;
 }
 
-void raise_if_damaged(Report& report) {
-  if (const auto found = take_findings(report); found.damage) std::rethrow_exception(found.damage);
+void raise_if_damaged(Report* reports) {
+  const auto found = read_findings(reports);
+  if (!found.damage) return;
+  for (auto& part : std::span(reports, kMostParts)) part.damaged = 0;  // it is told once
+  std::rethrow_exception(found.damage);
+}
+
+// Page-locked memory takes long to make, and every collective has a report.
+std::shared_ptr<Report> take_report() {
+  static std::mutex mutex;
+  static auto& unused = *new std::vector<Report*>;  // never destroyed, as the driver goes earlier
+  const std::lock_guard lock(mutex);
+  if (unused.empty()) {
+    constexpr std::size_t kReports = 64, kBytes = kMostParts * sizeof(Report);
+    RelaxedCapture relaxed;
+    void* memory = nullptr;
+    CCCLIB_CUDA(cudaHostAlloc, &memory, kReports * kBytes,
+                cudaHostAllocMapped | cudaHostAllocPortable);
+    for (std::size_t i = 0; i < kReports; ++i)
+      unused.push_back(static_cast<Report*>(memory) + i * kMostParts);
+  }
+  auto* const taken = unused.back();
+  unused.pop_back();
+  std::fill_n(taken, kMostParts, Report{});
+  return {taken, [](Report* report) {
+            const std::lock_guard give_back(mutex);
+            unused.push_back(report);
+          }};
 }
 
 class CudaEvent final : public Event {
@@ -58,7 +90,7 @@ class CudaEvent final : public Event {
   void synchronize() override {
     DeviceGuard guard(device_);
     CCCLIB_CUDA(cudaEventSynchronize, event_);
-    if (report_) raise_if_damaged(*report_);
+    if (report_) raise_if_damaged(report_.get());
   }
   double seconds_since(const Event& earlier) const override {
     float milliseconds = 0;
@@ -95,19 +127,9 @@ const CudaQueue::Shared& CudaQueue::shared() const {
   std::call_once(made_, [&] {
     DeviceGuard guard(device_);
     RelaxedCapture relaxed;
-    void* report = nullptr;
-    CCCLIB_CUDA(cudaHostAlloc, &report, sizeof(Report), cudaHostAllocMapped);
-    shared_.report = {new (report) Report{}, [](Report* memory) { cudaFreeHost(memory); }};
-    void* workspace = nullptr;
-    CCCLIB_CUDA(cudaMalloc, &workspace, sizeof(Workspace));
-    shared_.workspace = {static_cast<Workspace*>(workspace), [](Workspace* p) { cudaFree(p); }};
-    // On a stream of its own: the queue's may be captured, and a non-blocking one waits for none.
-    cudaStream_t stream = nullptr;
-    CCCLIB_CUDA(cudaStreamCreateWithFlags, &stream, cudaStreamNonBlocking);
-    cudaMemsetAsync(workspace, 0, sizeof(Workspace), stream);
-    const auto status = cudaStreamSynchronize(stream);
-    cudaStreamDestroy(stream);
-    check(status, "cudaMemsetAsync");
+    shared_.report = take_report();
+    const auto zeros = allocate_zeros(device_, kMostParts * sizeof(Workspace));
+    shared_.workspace = {zeros, reinterpret_cast<Workspace*>(zeros.get())};
   });
   return shared_;
 }
@@ -123,8 +145,10 @@ void CudaQueue::wait(const Event& event) {
     CCCLIB_CUDA(cudaStreamWaitEvent, stream_, cuda->event(), 0u);
 }
 
-Findings CudaQueue::findings() {
-  return shared_.report ? take_findings(*shared_.report) : Findings{};
+std::function<Findings()> CudaQueue::watch() {
+  shared();
+  shared_.report = take_report();
+  return [report = shared_.report] { return read_findings(report.get()); };
 }
 
 std::uint64_t CudaQueue::capture() const {
@@ -137,7 +161,7 @@ std::uint64_t CudaQueue::capture() const {
 void CudaQueue::synchronize() {
   DeviceGuard guard(device_);
   CCCLIB_CUDA(cudaStreamSynchronize, stream_);
-  if (shared_.report) raise_if_damaged(*shared_.report);
+  if (shared_.report) raise_if_damaged(shared_.report.get());
 }
 
 CudaQueue& cuda_queue(Queue& queue) {

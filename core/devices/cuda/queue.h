@@ -10,14 +10,18 @@
 
 namespace cccl::cuda {
 
-// Device memory of one queue: what the blocks of a kernel add up. The last block of each kernel
-// leaves it all zero, so that kernels of one stream can follow each other without a reset.
+// How many payloads one launch may write, or decode: one per blockIdx.y.
+inline constexpr int kMostParts = 8;
+
+// Device memory of one queue, for each part of a launch: what its blocks add up. The last block of
+// each kernel leaves it all zero, so that kernels of one stream can follow each other without a
+// reset.
 struct Workspace {
   unsigned long long read, written;  // checksums
   unsigned int flags, done;          // what blocks found, and how many are done
 };
 
-// Host memory that kernels of one queue report to.
+// Host memory that kernels of one queue report to, for each part of a launch.
 struct Report {
   unsigned int damaged;     // 0: none; else 1 + the number of a damaged payload, or kUnknownSource
   unsigned int non_finite;  // 0: none; else 1 + the rank that it came from, or kUnknownSource
@@ -34,7 +38,7 @@ class CudaQueue final : public Queue {
   std::unique_ptr<Event> record(bool timed) override;
   void wait(const Event& event) override;
   void* native() const override { return stream_; }
-  Findings findings() override;
+  std::function<Findings()> watch() override;
   std::uint64_t capture() const override;
 
   // Throws CorruptPayloadError if a kernel found a damaged payload since the last call, DeviceError
@@ -42,8 +46,8 @@ class CudaQueue final : public Queue {
   void synchronize() override;
 
   cudaStream_t stream() const { return stream_; }
-  Workspace* workspace() const { return shared().workspace.get(); }
-  Report* report() const { return shared().report.get(); }
+  Workspace* workspace() const { return shared().workspace.get(); }  // kMostParts of them
+  Report* report() const { return shared().report.get(); }           // kMostParts of them, watched
 
  private:
   struct Shared {

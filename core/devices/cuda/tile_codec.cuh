@@ -13,7 +13,10 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
+#include <span>
 #include <string>
+#include <tuple>
 #include <utility>
 
 #include "api/codec.h"
@@ -24,11 +27,11 @@
 
 namespace cccl::cuda {
 
-// As many blocks as the device runs at once, if there is work for them. Where the hardware can,
-// they come while the kernel in front of them ends (see begin()).
+// As many blocks as the device runs at once, if there is work for them, which `parts` share evenly.
+// Where the hardware can, they come while the kernel in front of them ends (see begin()).
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
-            const Arguments&... arguments) {
+            std::size_t parts, const Arguments&... arguments) {
   const int device = queue.device().index;
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
   const auto most = resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, device);
@@ -38,7 +41,8 @@ void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t
   early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = static_cast<unsigned int>(std::clamp<std::uint64_t>(wanted, 1, most));
+  const auto each = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(1, most / parts));
+  config.gridDim = {static_cast<unsigned int>(each), static_cast<unsigned int>(parts), 1};
   config.blockDim = kThreads;
   config.stream = queue.stream();
   config.attrs = &early;
@@ -155,22 +159,25 @@ class CudaTileCodec : public CudaCodec {
       : CudaCodec(std::move(reference)), kernels_(kernels) {}
 
   std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
-    return encode_sums(args.in, args, Sources{}, cuda_queue(queue));
+    return encode_alike({&args, 1}, cuda_queue(queue));
   }
 
   void decode(Bytes payload, Values out, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
-    const auto sources = sources_of({&payload, 1}, out.count, out.dtype);
-    const Span span{out.count, 0, all_aligned(payload.data(), out.data)};
-    with_float_type(out.dtype, [&]<class T>(T) {
-      kernels_.with_decoder(out.dtype, out.count, [&]<class Decoder>(Decoder decoder) {
-        if constexpr (serves<Decoder, T>)
-          launch(decode_kernel<Decoder, T>, on, tiles_of(out.count),
-                 static_cast<std::byte*>(out.data), span, decoder, sources, on.workspace(),
-                 on.report());
-      });
-    });
+    const DecodeArgs args{payload, out};
+    decode_alike({&args, 1}, cuda_queue(queue));
+  }
+
+  void encode_all(std::span<const EncodeArgs> parts, Queue& queue) const override {
+    for_alike(
+        parts,
+        [](const EncodeArgs& args) { return std::tuple(args.in.count, args.in.dtype, args.seed); },
+        [&](auto alike) { encode_alike(alike, cuda_queue(queue)); });
+  }
+
+  void decode_all(std::span<const DecodeArgs> parts, Queue& queue) const override {
+    for_alike(
+        parts, [](const DecodeArgs& args) { return std::tuple(args.out.count, args.out.dtype); },
+        [&](auto alike) { decode_alike(alike, cuda_queue(queue)); });
   }
 
   void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
@@ -198,21 +205,84 @@ class CudaTileCodec : public CudaCodec {
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
                           const CudaQueue& on) const override {
+    return encode_values({&args, 1}, sources, on, values);
+  }
+
+ protected:
+  // Of the same count, dtype and seed, in one launch. Returns a payload's size.
+  virtual std::size_t encode_alike(std::span<const EncodeArgs> args, const CudaQueue& on) const {
+    return encode_values(args, Sources{}, on);
+  }
+
+  // Of the same count and dtype, in one launch.
+  virtual void decode_alike(std::span<const DecodeArgs> args, const CudaQueue& on) const {
     DeviceGuard guard(on.device().index);
-    const auto seal = seal_of(args);
-    const Span span{values.count, args.position, all_aligned(values.data, args.out.data())};
-    with_float_type(values.dtype, [&]<class T>(T) {
-      kernels_.with_encoder(args, [&]<class Encoder>(Encoder encoder) {
-        if constexpr (serves_sums<Encoder, T>)
-          launch(encode_kernel<Encoder, T>, on, tiles_of(values.count),
-                 static_cast<const std::byte*>(values.data), span, encoder, seal, sources,
-                 on.workspace());
+    const auto count = args[0].out.count;
+    const auto dtype = args[0].out.dtype;
+    const auto parts = decode_parts(args, count);
+    with_float_type(dtype, [&]<class T>(T) {
+      kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves<Decoder, T>)
+          launch(decode_kernel<Decoder, T>, on, tiles_of(count), args.size(), parts, decoder,
+                 on.workspace(), on.report());
       });
     });
-    return sizeof(PayloadHeader) + seal.header.body_bytes;
+  }
+
+  // `units` are what tiles are made of.
+  Parts<EncodePart> encode_parts(std::span<const EncodeArgs> args, std::uint64_t units) const {
+    Parts<EncodePart> parts{};
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      const auto* const from = static_cast<const std::byte*>(args[i].in.data);
+      const bool aligned = all_aligned(from, args[i].out.data());
+      parts.parts[i] = {from, {units, args[i].position, aligned}, this->seal_of(args[i])};
+    }
+    return parts;
+  }
+  Parts<DecodePart> decode_parts(std::span<const DecodeArgs> args, std::uint64_t units) const {
+    Parts<DecodePart> parts{};
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      const auto& [payload, out] = args[i];
+      const auto expected = this->sources_of({&payload, 1}, out.count, out.dtype).expected;
+      const bool aligned = all_aligned(payload.data(), out.data);
+      parts.parts[i] = {
+          static_cast<std::byte*>(out.data), {units, 0, aligned}, payload.data(), expected};
+    }
+    return parts;
   }
 
  private:
+  // use(run) for each run of parts that a launch may have together.
+  template <class Part, class Key, class Use>
+  static void for_alike(std::span<const Part> parts, Key key, Use use) {
+    while (!parts.empty()) {
+      std::size_t n = 1;
+      while (n < parts.size() && n < kMostParts && key(parts[n]) == key(parts[0])) ++n;
+      use(parts.first(n));
+      parts = parts.subspan(n);
+    }
+  }
+
+  // `sums`: instead of the values of the one part.
+  std::size_t encode_values(std::span<const EncodeArgs> args, const Sources& sources,
+                            const CudaQueue& on, std::optional<ConstValues> sums = {}) const {
+    DeviceGuard guard(on.device().index);
+    const auto values = sums.value_or(args[0].in);
+    auto parts = encode_parts(args, values.count);
+    if (sums) {
+      parts.parts[0].values = static_cast<const std::byte*>(sums->data);
+      parts.parts[0].span.aligned = all_aligned(sums->data, args[0].out.data());
+    }
+    with_float_type(values.dtype, [&]<class T>(T) {
+      kernels_.with_encoder(args[0], [&]<class Encoder>(Encoder encoder) {
+        if constexpr (serves_sums<Encoder, T>)
+          launch(encode_kernel<Encoder, T>, on, tiles_of(values.count), args.size(), parts, encoder,
+                 sources, on.workspace());
+      });
+    });
+    return sizeof(PayloadHeader) + parts.parts[0].seal.header.body_bytes;
+  }
+
   // Sums as `dtype` wants them, rounded to the type of `out`.
   Sources reduce_as(const ReduceArgs& args, Values out, DType dtype, const CudaQueue& on) const {
     const auto sources = sources_of(args.payloads, out.count, dtype);
@@ -221,7 +291,7 @@ class CudaTileCodec : public CudaCodec {
     with_float_type(out.dtype, [&]<class T>(T) {
       kernels_.with_decoder(dtype, out.count, [&]<class Decoder>(Decoder decoder) {
         if constexpr (serves<Decoder, T> || serves_sums<Decoder, T>)
-          launch(reduce_kernel<Decoder, T>, on, tiles_of(out.count),
+          launch(reduce_kernel<Decoder, T>, on, tiles_of(out.count), 1,
                  static_cast<std::byte*>(out.data), span, decoder, mean_of(args.divisor, dtype),
                  sources, on.workspace(), on.report());
       });
@@ -240,7 +310,7 @@ class CudaTileCodec : public CudaCodec {
       kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
         if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
                       serves_sums<Encoder, float>)
-          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), span, decoder,
+          launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), 1, span, decoder,
                  encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
       });
     });
