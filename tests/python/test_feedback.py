@@ -13,11 +13,12 @@ from loopback_ranks import Ranks, assert_same_bits
 import cccl
 from cccl import _core
 
-# Those whose bytes depend on no seed, which the model knows.
+# Those whose bytes depend on no seed, which the model knows, and on no prediction.
 SEEDLESS = [
     case
     for case in LOSSY
     if case.device == "cpu"
+    and case.name != "diff"
     and case.options.get("rounding") != "stochastic"
     and "rotation" not in case.options
 ]
@@ -230,7 +231,7 @@ def test_every_instruction_set_keeps_the_same_bits(isa):
 
 def test_memory_is_two_of_each_value_flat_over_steps_and_reported():
     """F055: beside the pool. The owner's part shrinks as the world grows."""
-    count = 1 << 16
+    count, before = 1 << 16, cccl.stats()["total"]["state_bytes"]
     for type, size in (("float32", 4), ("bfloat16", 2), ("block_float8", 1 + 2 / 128)):
         for world in (2, 4):
             with Remembering(world, BITS2.core, type=type) as ranks:
@@ -240,9 +241,9 @@ def test_memory_is_two_of_each_value_flat_over_steps_and_reported():
                     held.add(ranks.stores[0].bytes)
                 assert held == {int(2 * size * (count + count / world))}
                 total = cccl.stats()["total"]["state_bytes"]
-                assert total == sum(store.bytes for store in ranks.stores)
+                assert total - before == sum(store.bytes for store in ranks.stores)
             del ranks
-    assert cccl.stats()["total"]["state_bytes"] == 0
+    assert cccl.stats()["total"]["state_bytes"] == before
 
 
 def test_statistics_count_calls_with_feedback():
