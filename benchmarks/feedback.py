@@ -1,11 +1,17 @@
-"""Whether error feedback helps: a small GPT on several ranks simulated in one process.
+"""Whether error feedback helps, what it costs, and what diff gains: a small GPT, ranks simulated.
 
-    python benchmarks/feedback.py
+    python benchmarks/feedback.py train
+    python benchmarks/feedback.py predict
+    python benchmarks/feedback.py cost
 
-Ranks compute their gradients one after the other; these go through real collectives over the
-loopback transport. For each optimizer, codec and setting it prints the loss on held-out files after
-training, less that of plain training with the same seed: the mean over seeds, and half of its 90 %
-interval. docs/feedback.md has the tables.
+Ranks of one process compute their gradients one after the other; these go through real
+collectives over the loopback transport.
+
+`train`: for each optimizer, codec and setting the loss on held-out files after training, less that
+of plain training with the same seed: the mean over seeds, and half of its 90 % interval.
+`predict`: the square error of means over their square, in the first and the last quarter of a run.
+`cost`: milliseconds that each of two ranks takes to encode 16 MiB of float32, and how much more
+with feedback, by the type of the residuals. docs/feedback.md has the tables.
 """
 
 from __future__ import annotations
@@ -47,6 +53,17 @@ CODECS: dict[str, dict[str, Any]] = {
     "3 bits stochastic": {"compression_type": "block_float3", "rounding": "stochastic"},
     "2 bits stochastic": {"compression_type": "block_float2", "rounding": "stochastic"},
 }
+PREDICTED = ("block_float8", "diff(block_float8)", "block_float4", "diff(block_float4)",
+             "block_float2", "diff(block_float2)")  # fmt: skip
+COST_CODECS: dict[str, dict[str, Any]] = {
+    "block_float8": {"compression_type": "block_float8"},
+    "block_float4": {"compression_type": "block_float4"},
+    "block_float4, level best": {"compression_type": "block_float4", "level": "best"},
+    "block_float4, stochastic": {"compression_type": "block_float4", "rounding": "stochastic"},
+    "sparse, top-k 1 %": {"compression_type": "sparse", "top_k": 0.01},
+}
+COST_VALUES = 1 << 22
+TYPES = ("float32", "bfloat16", "block_float8")
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"error_feedback": "none"},
     "sender": {"error_feedback": "sender"},
@@ -65,10 +82,10 @@ SKIPPED = {
 class Ranks:
     """The collectives of all ranks, on threads."""
 
-    def __init__(self, config: cccl.Config):
+    def __init__(self, config: cccl.Config, world: int = RANKS):
         self._config = config
-        self._communicators = [_core.Communicator(t, 60.0) for t in _core.loopback(RANKS)]
-        self._stores = [_core.StateStore() for _ in range(RANKS)]
+        self._communicators = [_core.Communicator(t, 60.0) for t in _core.loopback(world)]
+        self._stores = [_core.StateStore() for _ in range(world)]
         self._step = 0
 
     def mean(self, gradients: list[Tensor]) -> Tensor:
@@ -79,8 +96,9 @@ class Ranks:
         for rank, (communicator, gradient) in enumerate(
             zip(self._communicators, gradients, strict=True)
         ):
-            extra = {"store": self._stores[rank], "layout": layout, "feedback": config.feedback,
-                     "step": self._step} if config.feedback else {}  # fmt: skip
+            extra = {"feedback": config.feedback} if config.feedback else {}
+            if config.remembers:
+                extra |= {"store": self._stores[rank], "layout": layout, "step": self._step}
             works.append(communicator.submit(
                 "all_reduce", gradient.data_ptr(), gradient.numel(), gradient.data_ptr(),
                 gradient.numel(), 1, *config.codecs, seed=config.seed, **extra,
@@ -97,35 +115,54 @@ class Ranks:
             communicator.close()
 
 
-def train(optimizer_name: str, config: cccl.Config | None, seed: int, steps: int) -> float:
+class Training:
+    """A model, its optimizer and the batches of all ranks."""
+
+    def __init__(self, optimizer: str, seed: int, steps: int):
+        torch.manual_seed(seed)
+        self.model = GPT(SIZE)
+        self.parameters = list(self.model.parameters())
+        self._optimizer = OPTIMIZERS[optimizer](self.parameters)
+        self._schedule = torch.optim.lr_scheduler.LambdaLR(
+            self._optimizer, lambda step: min((step + 1) / RISING_STEPS, 1 - step / steps)
+        )
+        self._text, self._held_out = corpus.load()
+        self._generators = [torch.Generator().manual_seed(seed * 1000 + r) for r in range(RANKS)]
+
+    def gradients(self) -> list[Tensor]:
+        """Of each rank's next batch."""
+        found = []
+        for generator in self._generators:
+            batch = corpus.sample(self._text, SIZE.batch, SIZE.context, generator)
+            parts = torch.autograd.grad(self.model(*batch), self.parameters)
+            found.append(torch.cat([part.flatten() for part in parts]))
+        return found
+
+    def update(self, mean: Tensor) -> None:
+        """A step with the ranks' mean gradient."""
+        parts = mean.split([p.numel() for p in self.parameters])
+        for parameter, part in zip(self.parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+        nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        self._optimizer.step()
+        self._schedule.step()
+
+    @torch.no_grad()
+    def loss(self) -> float:
+        """On held-out files."""
+        return float(self.model(*corpus.evenly(self._held_out, WINDOWS, SIZE.context)))
+
+
+def train(optimizer: str, config: cccl.Config | None, seed: int, steps: int) -> float:
     """The loss on held-out files after training; `config` None: with exact means."""
-    torch.manual_seed(seed)
-    model = GPT(SIZE)
-    parameters = list(model.parameters())
-    optimizer = OPTIMIZERS[optimizer_name](parameters)
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: min((step + 1) / RISING_STEPS, 1 - step / steps)
-    )
-    text, validation_text = corpus.load()
-    generators = [torch.Generator().manual_seed(seed * 1000 + rank) for rank in range(RANKS)]
+    training = Training(optimizer, seed, steps)
     ranks = Ranks(config) if config else None
     for _ in range(steps):
-        gradients = []
-        for generator in generators:
-            loss = model(*corpus.sample(text, SIZE.batch, SIZE.context, generator))
-            found = torch.autograd.grad(loss, parameters)
-            gradients.append(torch.cat([g.flatten() for g in found]))
-        mean = ranks.mean(gradients) if ranks else torch.stack(gradients).mean(0)
-        parts = mean.split([p.numel() for p in parameters])
-        for parameter, part in zip(parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
-        nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        schedule.step()
+        gradients = training.gradients()
+        training.update(ranks.mean(gradients) if ranks else torch.stack(gradients).mean(0))
     if ranks:
         ranks.close()
-    with torch.no_grad():
-        return float(model(*corpus.evenly(validation_text, WINDOWS, SIZE.context)))
+    return training.loss()
 
 
 def compared(losses: list[float], plain: list[float]) -> str:
@@ -138,18 +175,28 @@ def compared(losses: list[float], plain: list[float]) -> str:
     return text
 
 
-def main() -> None:
+def cost(args: argparse.Namespace) -> None:
+    """Prints a table of encode times."""
+    values = torch.randn(COST_VALUES, generator=torch.Generator().manual_seed(0))
+    print("\n| | encode, ms | " + " | ".join(TYPES) + " |\n" + "|---" * (len(TYPES) + 2) + "|")
+    for name, codec in COST_CODECS.items():
+        times = []
+        for type in (None, *TYPES):
+            feedback = {"error_feedback": "sender", "residual_type": type} if type else {}
+            ranks = Ranks(cccl.Config(**codec, **feedback), 2)
+            for repeat in range(args.repeats + 2):
+                if repeat == 2:
+                    cccl.reset_stats()
+                ranks.mean([values.clone(), values.clone()])
+            ranks.close()
+            (row,) = cccl.stats()["rows"]
+            times.append(1e3 * row["encode_seconds"] / row["calls"])
+        more = " | ".join(f"{100 * (t / times[0] - 1):+.0f} %" for t in times[1:])
+        print(f"| {name} | {times[0]:.2f} | {more} |", flush=True)
+
+
+def compare(args: argparse.Namespace) -> None:
     """Prints a table for each optimizer."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
-    parser.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
-    parser.add_argument("--all", action="store_true", help="every setting of every codec")
-    parser.add_argument("--residual-type", default="bfloat16")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--seeds", type=int, default=3)
-    args = parser.parse_args()
-    torch.set_num_threads(1)
     for optimizer in args.optimizers:
         begun = time.process_time()
         plain = [train(optimizer, None, seed, args.steps) for seed in range(args.seeds)]
@@ -170,6 +217,49 @@ def main() -> None:
                 cells.append(compared(losses, plain))
             print(f"| {name} | " + " | ".join(cells) + " |", flush=True)
         print(f"\n{time.process_time() - begun:.0f} s of CPU")
+
+
+def predict(args: argparse.Namespace) -> None:
+    """Prints a table of errors in a training run with exact means."""
+    all_ranks = {name: Ranks(cccl.Config(compression_type=name)) for name in PREDICTED}
+    errors: dict[str, list[float]] = {name: [] for name in PREDICTED}
+    training = Training("AdamW", 0, args.steps)
+    for _ in range(args.steps):
+        gradients = training.gradients()
+        exact = torch.stack(gradients).mean(0)
+        for name, ranks in all_ranks.items():
+            found = ranks.mean([gradient.clone() for gradient in gradients])
+            errors[name].append(float((found - exact).square().sum() / exact.square().sum()))
+        training.update(exact)
+    print("\n| | first quarter | last quarter |\n|---|---|---|")
+    for name, found in errors.items():
+        all_ranks[name].close()
+        early, late = found[: args.steps // 4], found[-args.steps // 4 :]
+        print(f"| {name} | {statistics.mean(early):.2e} | {statistics.mean(late):.2e} |")
+
+
+def main() -> None:
+    """Runs one of the three."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    commands = parser.add_subparsers(required=True)
+    costs = commands.add_parser("cost")
+    costs.add_argument("--repeats", type=int, default=10)
+    costs.set_defaults(run=cost)
+    predicts = commands.add_parser("predict")
+    predicts.add_argument("--steps", type=int, default=400)
+    predicts.set_defaults(run=predict)
+    trains = commands.add_parser("train")
+    trains.set_defaults(run=compare)
+    trains.add_argument("--optimizers", nargs="+", choices=OPTIMIZERS, default=list(OPTIMIZERS))
+    trains.add_argument("--codecs", nargs="+", choices=CODECS, default=list(CODECS))
+    trains.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    trains.add_argument("--all", action="store_true", help="every setting of every codec")
+    trains.add_argument("--residual-type", default="bfloat16")
+    trains.add_argument("--steps", type=int, default=400)
+    trains.add_argument("--seeds", type=int, default=3)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    args.run(args)
 
 
 if __name__ == "__main__":

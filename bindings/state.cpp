@@ -14,12 +14,11 @@
 namespace cccl::python {
 namespace {
 
-constexpr const char* kTypes[] = {"float32", "bfloat16", "block_float8"};
-
 ResidualType type_named(const std::string& name) {
-  const auto* const found = std::ranges::find(kTypes, name);
-  if (found == std::end(kTypes)) throw ConfigError("unknown type of residual '" + name + "'");
-  return static_cast<ResidualType>(found - kTypes);
+  const auto* const found = std::ranges::find(kResidualTypes, name);
+  if (found == std::end(kResidualTypes))
+    throw ConfigError("unknown type of residual '" + name + "'");
+  return static_cast<ResidualType>(found - kResidualTypes);
 }
 
 Layout layout_of(const std::vector<std::pair<std::string, std::size_t>>& pieces) {
@@ -31,7 +30,7 @@ Layout layout_of(const std::vector<std::pair<std::string, std::size_t>>& pieces)
 // As dicts of plain values, so that whatever stores them needs nothing of ours.
 nb::dict to_dict(const SavedResidual& residual) {
   nb::dict fields;
-  fields["type"] = kTypes[static_cast<int>(residual.type)];
+  fields["type"] = kResidualTypes[static_cast<int>(residual.type)];
   fields["count"] = residual.count;
   fields["kind"] = residual.kind;
   fields["bytes"] = nb::bytes(residual.bytes.data(), residual.bytes.size());

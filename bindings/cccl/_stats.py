@@ -96,6 +96,13 @@ def report() -> str:
         f"{total['bytes_sent'] / 1e6:.2f} MB sent instead of {total['plain_bytes'] / 1e6:.2f} MB: "
         f"{total['ratio']:.2f}x"
     )
+    without = sum(
+        row["calls"] - row["feedback_calls"]
+        for row in data["rows"]
+        if not row["plain"] and row["collective"] in ("all_reduce", "reduce_scatter")
+    )
+    if current_config().feedback and without:
+        text.append(f"error_feedback: {without} collectives had none, as they have no label")
     text += [
         f"{name} has no effect: "
         + (

@@ -9,6 +9,8 @@ namespace cccl {
 // How a residual is kept: rounded to 32, 16 or 8 bits, the last as blocks of block_float8.
 enum class ResidualType : std::uint8_t { kFloat32, kBFloat16, kBlockFloat8 };
 
+inline constexpr const char* kResidualTypes[] = {"float32", "bfloat16", "block_float8"};
+
 // Parts of a residual begin at multiples of this many values.
 constexpr std::size_t residual_granularity(ResidualType type) {
   return type == ResidualType::kBlockFloat8 ? 128 : 1;

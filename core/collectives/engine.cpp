@@ -36,9 +36,8 @@ std::string codecs_of(const CollectiveCall& call) {
 
 std::string name_of(const FeedbackSettings& settings) {
   if (!settings.sender && !settings.owner) return "";
-  constexpr const char* kTypes[] = {"float32", "bfloat16", "block_float8"};
   return std::string(", error feedback") + (settings.sender ? " sender" : "") +
-         (settings.owner ? " owner" : "") + " " + kTypes[static_cast<int>(settings.type)] +
+         (settings.owner ? " owner" : "") + " " + kResidualTypes[static_cast<int>(settings.type)] +
          " decay " + std::to_string(settings.decay);
 }
 
@@ -222,7 +221,8 @@ std::exception_ptr Engine::finish(Launched launched) {
     call.store->succeeded(*launched.state);
   StatsRow row;
   row.calls = 1;
-  row.feedback_calls = launched.state ? 1 : 0;
+  const auto feedback = feedback_of(call);
+  row.feedback_calls = launched.state && (feedback.sender || feedback.owner) ? 1 : 0;
   row.timed_calls = launched.timed && !error ? 1 : 0;
   row.failures = error ? 1 : 0;
   row.values = call.in.count;

@@ -252,6 +252,8 @@ def test_statistics_count_calls_with_feedback():
         ranks.all_reduce(gradients(2, 1000, 0), "float32", BITS2.core, label="without")
     rows = {row["label"]: row["feedback_calls"] for row in cccl.stats()["rows"]}
     assert rows == {"with": 2, "without": 0}
+    cccl.configure({"error_feedback": "both", "attach_ddp": False})
+    assert "error_feedback: 2 collectives had none, as they have no label" in cccl.report()
 
 
 def test_a_layout_that_does_not_fit_is_refused_before_anything_is_sent():
