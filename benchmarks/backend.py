@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Backend "cccl" beside plain gloo: what it costs with compression off, and gains with it on.
+"""Backend "cccl" beside plain gloo or NCCL: what it costs with compression off, and gains with it.
 
   torchrun --nproc-per-node 2 benchmarks/backend.py calls
   netlab.py run --hosts 2 --rate 1gbit -- python benchmarks/backend.py ddp
@@ -8,11 +8,13 @@
 fastest of rank 0's turns. A second plain group shows what is noise. `ddp`: steps of a model whose
 gradients have `--mib`, plain, under the DDP hook, and on the backend without a hook; medians in
 milliseconds, and the backend's share of the hook's gain. `fsdp`: the same of a sharded model.
+`--device cuda` goes before the command.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import statistics
 import time
@@ -30,13 +32,13 @@ import cccl.torch
 _CALLS, _TURN = 2000, 20
 
 
-def calls(_: argparse.Namespace) -> None:
+def calls(options: argparse.Namespace) -> None:
     """A line per collective: 256 float32 values from each rank."""
     cccl.configure({"compression_type": "none"})
     groups = {
         "plain": dist.new_group(),
         "plain again": dist.new_group(),
-        "cccl": dist.new_group(backend="cpu:cccl"),
+        "cccl": dist.new_group(backend=ours(options)),
     }
     part, whole = torch.zeros(256), torch.zeros(256 * dist.get_world_size())
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
@@ -62,7 +64,7 @@ def ddp(options: argparse.Namespace) -> None:
     """One line."""
     cccl.configure({"compression_type": options.codec, "attach_ddp": False})
     rows = options.mib * (1 << 18) // 1024
-    backend = dist.new_group(backend="cpu:cccl")
+    backend = dist.new_group(backend=ours(options))
     models = {
         "plain": model(rows),
         "hook": model(rows),
@@ -75,8 +77,8 @@ def ddp(options: argparse.Namespace) -> None:
 def fsdp(options: argparse.Namespace) -> None:
     """One line: parameters are gathered twice a step, gradients scattered once."""
     cccl.configure({"compression_type": options.codec})
-    backend = DeviceMesh.from_group(dist.new_group(backend="cpu:cccl"), "cpu")
-    plain = DeviceMesh.from_group(dist.new_group(backend="gloo"), "cpu")
+    backend = DeviceMesh.from_group(dist.new_group(backend=ours(options)), options.device)
+    plain = DeviceMesh.from_group(dist.new_group(), options.device)
     meshes = {"plain": plain, "hooks": plain, "hooks, all_gather too": plain, "backend": backend}
     models = {name: sharded(options.mib, mesh) for name, mesh in meshes.items()}
     cccl.torch.compress_fsdp(models["hooks"])
@@ -84,6 +86,11 @@ def fsdp(options: argparse.Namespace) -> None:
     config = {"compression_type": options.codec, "collective_filter": both}
     cccl.torch.compress_fsdp(models["hooks, all_gather too"], config)
     compare(models, "hooks", options)
+
+
+def ours(options: argparse.Namespace) -> str:
+    """The backend string of a compressed group."""
+    return "cpu:cccl" if options.device == "cpu" else "cpu:cccl,cuda:cccl"
 
 
 def compare(models: dict[str, torch.nn.Module], hook: str, options: argparse.Namespace) -> None:
@@ -119,6 +126,8 @@ def turns(ways: dict, turn: Callable, rounds: int) -> dict[str, list[float]]:
             dist.barrier()
             begun = time.perf_counter()
             turn(ways[name])
+            if torch.cuda.is_available():
+                torch.cuda.synchronize()
             times[name].append(time.perf_counter() - begun)
     return {name: found[3:] for name, found in times.items()}
 
@@ -134,6 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     commands = parser.add_subparsers(required=True)
     commands.add_parser("calls").set_defaults(run=calls)
     for run in (ddp, fsdp):
@@ -144,7 +154,11 @@ def main() -> None:
         p.set_defaults(run=run)
     options = parser.parse_args()
     torch.set_num_threads(1)  # ranks often share the cores
-    dist.init_process_group("gloo")
+    if options.device == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+        torch.set_default_device(torch.device("cuda", index))
+        torch.cuda.set_device(index)
+    dist.init_process_group("gloo" if options.device == "cpu" else "cpu:gloo,cuda:nccl")
     options.run(options)
     dist.barrier()
     dist.destroy_process_group()

@@ -4,7 +4,7 @@
 #
 #   benchmarks/cuda_codecs.sh [build] [test] [sanitize] [bench]      (default: all of them)
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${OUT:-cuda-results}
 steps=${*:-build test sanitize bench}
 . benchmarks/steps.sh

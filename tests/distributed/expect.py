@@ -14,8 +14,14 @@ EVERYTHING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 
 
 def gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
-    """The same on every rank that asks."""
-    generator = torch.Generator().manual_seed(1000 * seed + rank)
+    """The same on every rank that asks, on the default device."""
+    device = torch.get_default_device()
+    with torch.device("cpu"):
+        return _gradient(rank, shape, dtype, seed).to(device)
+
+
+def _gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int) -> torch.Tensor:
+    generator = torch.Generator("cpu").manual_seed(1000 * seed + rank)
     values = torch.randn(shape, generator=generator, dtype=torch.float64)
     if dtype.is_complex:
         other = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -27,7 +33,7 @@ def gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int = 0) -> torch.
 
 def digest(tensor: torch.Tensor) -> str:
     """Of the values' bits in logical order."""
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().cpu().contiguous().reshape(-1)
     flat = torch.view_as_real(flat.resolve_conj()) if flat.is_complex() else flat
     return hashlib.sha256(flat.view(torch.uint8).numpy().tobytes()).hexdigest()
 
