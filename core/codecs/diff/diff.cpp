@@ -87,7 +87,6 @@ class Diff final : public TileCodec {
   }
   void decode_tile(const Tile& tile, float* values) const override { decode_as(tile, values); }
   void decode_tile(const Tile& tile, double* values) const override { decode_as(tile, values); }
-  using TileCodec::add_tile;
 
  private:
   static std::size_t inner_begin(std::size_t n) {
