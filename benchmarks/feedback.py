@@ -11,7 +11,8 @@ collectives over the loopback transport.
 of plain training with the same seed: the mean over seeds, and half of its 90 % interval.
 `predict`: the square error of means over their square, in the first and the last quarter of a run.
 `cost`: milliseconds that each of two ranks takes to encode 16 MiB of float32 (the fastest of 30
-times), and how much more with feedback, by the type of the residuals. docs/feedback.md has the tables.
+times), and how much more with feedback, by the type of the residuals. docs/feedback.md has the
+tables.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ class StateStore(_state.StateStore):
 
     @staticmethod
     def _unpack(packed: torch.Tensor) -> bytes:
-        return packed.cpu().numpy().tobytes()
+        held: bytes = packed.cpu().numpy().tobytes()
+        return held
 
 
 def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
