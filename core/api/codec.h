@@ -80,7 +80,8 @@ class Codec {
   // use one. A payload that needs it is refused by a codec with another, or with none.
   virtual std::shared_ptr<const Codec> with_prediction(const Prediction&) const { return nullptr; }
 
-  // Returns the payload's size. Input may have any alignment; non-finite input is legal.
+  // Returns the payload's size. On a device, where values decide it, the most that it may be: the
+  // header will have it. Input may have any alignment; non-finite input is legal.
   virtual std::size_t encode(const EncodeArgs& args, Queue& queue) const = 0;
 
   // `out` must have the payload's count and dtype. Throws CorruptPayloadError.
@@ -98,7 +99,7 @@ class Codec {
   virtual void reduce(const ReduceArgs& args, Values out, Queue& queue) const = 0;
 
   // The same, encoded by `second` without a pass through memory. `target.in` names count and
-  // dtype only. Returns the payload's size.
+  // dtype only. Returns what encode() does.
   virtual std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
                                     Queue& queue) const = 0;
 };

@@ -21,6 +21,8 @@ CODECS = (
     ("block_float8", {}),
     ("block_float4", {}),
     ("block_float4", {"level": "best", "block_size": 32}),
+    ("block_float5", {}),
+    ("block_float3", {"rotation": "hadamard", "rounding": "stochastic"}),
     ("cast_bf16", {}),
 )
 

@@ -231,7 +231,7 @@ std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header
                             std::to_string(held.codec));
 }
 
-const CodecEntry kEntries[] = {{{11, "diff", {}, false, true, true}, make, reopen}};
+const CodecEntry kEntries[] = {{{12, "diff", {}, false, true, true}, make, reopen}};
 
 }  // namespace
 

@@ -12,6 +12,14 @@
 
 namespace cccl {
 
+void PayloadWriter::written(std::size_t, std::size_t, float*) {
+  throw Error("a codec that loses nothing leaves no residual");
+}
+
+void PayloadWriter::written(std::size_t, std::size_t, double*) {
+  throw Error("a codec that loses nothing leaves no residual");
+}
+
 PayloadHeader CpuCodec::header_for(const EncodeArgs& args) const {
   if (!supports(args.in.dtype))
     throw UnsupportedError(std::string("codec '") + info_.name + "' does not take dtype " +

@@ -31,9 +31,9 @@ class PayloadWriter {
   // Values from `first` on, in the accumulator's type: not rounded to their dtype yet.
   virtual void write(std::size_t first, std::size_t n, const float* values) = 0;
   virtual void write(std::size_t first, std::size_t n, const double* values) = 0;
-  // What the values written last decode to; these very ones.
-  virtual void written(std::size_t first, std::size_t n, float* values) = 0;
-  virtual void written(std::size_t first, std::size_t n, double* values) = 0;
+  // What the values written last decode to; these very ones. For codecs that lose something.
+  virtual void written(std::size_t first, std::size_t n, float* values);
+  virtual void written(std::size_t first, std::size_t n, double* values);
   virtual std::size_t finish() = 0;  // completes it with its header; its size
 };
 
