@@ -202,6 +202,8 @@ def async_works(group: Any) -> Found:
         dist.all_reduce(e, group=group, async_op=True),
     ]
     assert all(work.wait() for work in works[:4])
+    if a.is_cuda:  # there wait() returns before the work is done
+        torch.cuda.synchronize()
     assert all(work.is_completed() for work in works[:3])
     tripled = works[4].get_future().then(lambda f: f.value()[0] * 3)
     return [a, b, c, d, e, tripled.wait()]

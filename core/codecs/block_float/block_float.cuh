@@ -161,7 +161,7 @@ template <class WidthOf>
 struct Nearest {
   using Width = WidthOf;
   static constexpr bool kStochastic = false;
-  [[no_unique_address]] Width width;
+  Width width;
 
   // Whether a block has values whose codes must be limited: seldom one of each sign's largest.
   __device__ bool exceeds(const Extremes& found, const Scale& scale) const {
@@ -187,7 +187,7 @@ template <class WidthOf>
 struct Stochastic {
   using Width = WidthOf;
   static constexpr bool kStochastic = true;
-  [[no_unique_address]] Width width;
+  Width width;
   std::uint64_t seed;
   const std::uint64_t* runs;  // EncodeArgs::runs
 
