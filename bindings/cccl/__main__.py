@@ -1,22 +1,24 @@
-"""`python -m cccl`: look at this machine, measure codecs and collectives on it."""
+"""`python -m cccl`: look at this machine, measure on it, and plan with what was measured."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 
-from . import __version__, bench, doctor
+from . import __version__, bench, doctor, plan, tune
 from .errors import Error
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs a command; returns its status: 0, 1 where `doctor` found problems, or 2 after an error
-    that is the user's to mend."""
+    """Runs a command; returns its status: 0, 1 where `doctor` found problems or `plan` no gain, or
+    2 after an error that is the user's to mend."""
     parser = argparse.ArgumentParser(prog="python -m cccl", description=__doc__)
     parser.add_argument("--version", action="version", version=f"cccl {__version__}")
     commands = parser.add_subparsers(dest="command", required=True)
     bench.add_commands(commands)
     doctor.add_command(commands)
+    plan.add_command(commands)
+    tune.add_command(commands)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options) or 0)
