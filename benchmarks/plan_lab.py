@@ -56,7 +56,17 @@ def main() -> int:
     for hosts in options.hosts:
         with tempfile.TemporaryDirectory() as folder:
             profile = Path(folder, "profile.toml")
-            tune = ["-m", "cccl", "tune", "--output", str(profile), "--codec", *CODECS]
+            tune = [
+                "-m",
+                "cccl",
+                "tune",
+                "--seconds",
+                "5",
+                "--output",
+                str(profile),
+                "--codec",
+                *CODECS,
+            ]
             lab(hosts, options.calibrated_at, tune)
             cluster = load_cluster(profile)
         for rate in options.rates:

@@ -118,13 +118,14 @@ def profile(found: dict[str, Any]) -> str:
     settings = found["config"] if found["gains"] else {"compression_type": PLAIN}
     made = datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC")
     lines = [f"# Written by `python -m cccl tune` {__version__}, {made}."]
-    lines += [f"# {text}." for text in (*found["reasons"], *found["notes"])]
+    lines += [f"# {text}" for text in (*found["reasons"], *found["notes"])]
     lines += ["", "[cccl]", *_pairs(settings)]
     cluster = {k: v for k, v in found["cluster"].items() if k != "codecs"}
     lines += ["", "[cluster]", *_pairs(cluster)]
     for name, rates in found["cluster"]["codecs"].items():
         lines += ["", f"[cluster.codecs.{json.dumps(name)}]", *_pairs(rates)]
     for row in found["measured"]:
+        row = {json.dumps(key): value for key, value in row.items()}
         lines += ["", "[[measured]]  # seconds of an all-reduce of float32", *_pairs(row)]
     lines += ["", "[chunks]  # seconds for each chunk size", *_pairs(found["chunks"])]
     return "\n".join(lines) + "\n"
@@ -133,7 +134,7 @@ def profile(found: dict[str, Any]) -> str:
 def _pairs(values: dict[str, Any]) -> list[str]:
     """Numbers, strings and lists of strings are written alike in JSON and TOML."""
     return [
-        f"{json.dumps(key)} = {'inf' if value == math.inf else json.dumps(value)}"
+        f"{key} = {'inf' if value == math.inf else json.dumps(value)}"
         for key, value in values.items()
         if value is not None
     ]

@@ -30,7 +30,7 @@ from ._call import Call
 
 CHUNK_SIZES = tuple(1 << bits for bits in range(16, 25))  # 64 KiB to 16 MiB
 CLEARLY = 0.95  # of the time with chunks by default, from which another size is taken
-_PROBED = 1 << 24  # bytes of the tensors that chunk sizes are tried with, at most
+_PROBED_LEAST, _PROBED = 1 << 20, 1 << 24  # bytes of the tensor that chunk sizes are tried with
 _ROUNDS = 5
 _MATRIX = 256  # rows of the products that stand for a model's computation
 
@@ -61,26 +61,23 @@ def tune(
     probe = _probe(group, device, config)
     rates = _rates(codecs, device, probe)
     advance("codecs")
+    first = config.candidates[codecs[0]]
+    chunks = _chunk_sizes(group, device, first, seconds / 3, probe)
+    chunk, fastest = min(chunks.items(), key=lambda item: item[1])
+    if chunk != "auto" and fastest < CLEARLY * chunks["auto"]:
+        config = dataclasses.replace(config, chunk_size=int(chunk))
+        probe = _probe(group, device, config)
+    advance("chunk sizes")
     table = calibrate(codecs, probe, seconds)
     advance("all-reduces of 1 KiB to 64 MiB")
     crossover = {name: crossover_bytes(table, name) for name in codecs}
     best = min(codecs, key=lambda name: table.medians[name][-1])
-    size = min(table.sizes[-1], _PROBED)
-    chunks = _chunk_sizes(group, device, config.candidates[best], size, probe)
-    advance("chunk sizes")
     cluster, notes = _cluster(group, device, table, rates, config.candidates[best], best, probe)
     advance("work for sockets and computation beside it")
-    chunk, fastest = min(chunks.items(), key=lambda item: item[1])
     settings: dict[str, Any] = {"compression_type": PLAIN}
     if any(value is not None for value in crossover.values()):
         settings = {"compression_type": "auto", "auto_codecs": list(codecs)}
-        if chunk != "auto" and fastest < CLEARLY * chunks["auto"]:
-            settings["chunk_size"] = int(chunk)
-    else:
-        notes.append(
-            "no codec was faster than plain for any size: this link is fast for these machines. "
-            "Plain is the right choice here"
-        )
+        settings |= {} if config.chunk_size == "auto" else {"chunk_size": config.chunk_size}
     return {
         "config": settings,
         "cluster": dataclasses.asdict(cluster),
@@ -134,10 +131,18 @@ def _chunk_sizes(
     group: dist.ProcessGroup | None,
     device: torch.device,
     config: Config,
-    nbytes: int,
+    seconds: float,
     probe: Probe,
 ) -> dict[str, float]:
-    """Median seconds of all-reduces for each chunk size, in turns."""
+    """Median seconds of all-reduces for each chunk size, in turns, of a tensor as large as the
+    time allows."""
+    tensor = torch.linspace(-1, 1, _PROBED_LEAST // 4, device=device)
+    all_reduce(tensor, group=group, config=config)
+    once = _timed(device, lambda: all_reduce(tensor, group=group, config=config))
+    affordable = seconds / (len(CHUNK_SIZES) + 1) / (_ROUNDS + 1) / probe.slowest([once])[0]
+    nbytes = _PROBED_LEAST
+    while 2 * nbytes <= min(_PROBED, affordable * _PROBED_LEAST):
+        nbytes *= 2
     tensor = torch.linspace(-1, 1, nbytes // 4, device=device)
     tried = ["auto", *(str(size) for size in CHUNK_SIZES if size <= nbytes)]
     configs = {
