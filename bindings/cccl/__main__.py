@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import __version__, bench, doctor, plan, tune
+from . import __version__, bench, doctor, plan, tune, watch
 from .errors import Error
 
 
@@ -19,6 +19,7 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_command(commands)
     plan.add_command(commands)
     tune.add_command(commands)
+    watch.add_command(commands)
     options = parser.parse_args(arguments)
     try:
         return int(options.run(options) or 0)

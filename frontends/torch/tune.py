@@ -12,6 +12,7 @@ import resource
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -152,7 +153,7 @@ def _chunk_sizes(
     times: dict[str, list[float]] = {size: [] for size in tried}
     for number in range(_ROUNDS + 1):
         for size, one in configs.items():
-            taken = _timed(device, lambda one=one: all_reduce(tensor, group=group, config=one))
+            taken = _timed(device, partial(all_reduce, tensor, group=group, config=one))
             if number:  # the first one pays for memory and agreement
                 times[size].append(taken)
     medians = probe.slowest([statistics.median(column) for column in times.values()])
