@@ -69,7 +69,11 @@ def lint(session: nox.Session) -> None:
     session.run("clang-format", *(["-i"] if fix else ["--dry-run", "-Werror"]), *sources)
     session.run("mypy", "-p", "cccl")
     session.run(
-        "shellcheck", *map(str, Path("tools").glob("*.sh")), "docker/slurm.sbatch", ".ci/run"
+        "shellcheck",
+        "--severity=warning",
+        *(str(path) for folder in ("tools", "benchmarks") for path in Path(folder).glob("*.sh")),
+        "docker/slurm.sbatch",
+        ".ci/run",
     )
     session.run("hadolint", "docker/Dockerfile")
     schemas = {

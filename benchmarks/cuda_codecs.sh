@@ -4,7 +4,7 @@
 #
 #   benchmarks/cuda_codecs.sh [build] [test] [sanitize] [bench]      (default: all of them)
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${OUT:-cuda-results}
 steps=${*:-build test sanitize bench}
 . benchmarks/steps.sh
@@ -24,7 +24,9 @@ step test-api pytest python/test_cuda_api.py
 for tool in memcheck racecheck initcheck synccheck; do step "sanitize-$tool" sanitize "$tool"; done
 for dtype in float32 bfloat16 float16; do
   step "bench-$dtype" bench --codec all --dtype "$dtype"
-  step "bench-$dtype-best" bench --codec block_float4 --level best --dtype "$dtype"
+  step "bench-$dtype-best" bench --codec block_float4 block_float3 --level best --dtype "$dtype"
+  step "bench-$dtype-rotated" bench --codec block_float8 block_float5 block_float4 block_float3 \
+    --rotation hadamard --dtype "$dtype"
 done
 cat "$out"/bench-*.log 2>/dev/null | grep '^{' >"$out/bench.json"
 exit $status

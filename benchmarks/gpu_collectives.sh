@@ -2,15 +2,15 @@
 # On a machine with CUDA devices: builds the package, tests collectives over NCCL, and measures them
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
-#   benchmarks/gpu_collectives.sh [build] [test] [bench] [overlap] [backend] [ddp] [tune]
-#           (default: all of them)
+#   benchmarks/gpu_collectives.sh [STEP...]
+#   (default: all of build test sanitize bench auto gpus overlap backend ddp tune)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
-steps=${*:-build test bench overlap backend ddp tune}
+steps=${*:-build test sanitize bench auto gpus overlap backend ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -49,19 +49,38 @@ collective() {  # collective HOSTS RATE NUMEL... : bf16, 8 and 4 bits, beside pl
     --repeats "${REPEATS:-7}" --json --numel "$@"
 }
 
-pytest() { (cd tests && timeout "${LIMIT:-300}" python3 -m pytest -q -p no:cacheprovider "$@"); }
+# From 1 KiB to 64 MiB: never slower than plain?
+auto() { collective "$1" 10gbit 512 8192 131072 1048576 8388608 33554432 --codec auto; }
+
+# Between the GPUs of this machine, if it has several: NVLink, or whatever NCCL finds.
+between_gpus() {
+  torchrun --standalone --nproc-per-node gpu -m cccl bench collective --device cuda --dtype bfloat16 \
+    --codec auto block_float8 block_float4 --repeats "${REPEATS:-7}" --json \
+    --numel 512 131072 8388608 33554432 134217728 536870912
+}
+
+pytest() {
+  (cd tests && timeout "${LIMIT:-300}" python3 -m pytest -q -p no:cacheprovider ${PYTEST_ARGS:-} "$@")
+}
+
+compute_sanitizer() {  # over a collective of all ranks, eager and in a graph
+  (cd tests && compute-sanitizer --target-processes all --error-exitcode 9 --print-limit 20 \
+    python3 -m pytest -q -p no:cacheprovider distributed/test_gpu_collectives.py -k "graph and replays")
+}
 
 install_iproute2
 step build python3 -m pip install --no-build-isolation -C cmake.define.CCCLIB_CUDA=ON \
   -C cmake.define.CMAKE_CUDA_ARCHITECTURES=90 .
-step test-collectives pytest distributed/test_gpu_collectives.py
-step test-ddp pytest distributed/test_gpu_ddp.py
-step test-failures pytest distributed/test_gpu_failures.py
+mapfile -t gpu_tests < <(cd tests && ls distributed/test_gpu_*.py)
+step test pytest "${gpu_tests[@]}"
+step sanitize compute_sanitizer
 for hosts in 2 4; do
   for rate in ${RATES:-10gbit 1gbit}; do
     step "bench-$hosts-$rate" collective "$hosts" "$rate" ${NUMEL:-33554432}
   done
 done
+for hosts in 2 4; do step "auto-$hosts" auto "$hosts"; done
+if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then step gpus between_gpus; fi
 for hosts in 2 4; do
   step "overlap-$hosts" with_mps lab "$hosts" 10gbit python3 benchmarks/gpu_overlap.py
 done
@@ -72,5 +91,5 @@ for hosts in ${TUNE_HOSTS:-2 4}; do
   step "tune-$hosts" with_mps lab "$hosts" "${TUNE_RATE:-10gbit}" python3 benchmarks/gpu_tuning.py ${TUNE_ARGS:-}
 done
 cat "$out"/ddp.log 2>/dev/null | grep -o '{"way".*' >"$out/ddp.json"
-cat "$out"/bench-*.log 2>/dev/null | grep -oh '{"collective".*' >"$out/collectives.json"
+cat "$out"/{bench-*,auto-*,gpus}.log 2>/dev/null | grep -oh '{"collective".*' >"$out/collectives.json"
 exit $status

@@ -44,7 +44,7 @@ def main() -> int:
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--rates", nargs="+", default=["500mbit", "1gbit", "2gbit"])
     parser.add_argument("--calibrated-at", default="1gbit", help="the rate of `cccl tune`")
-    parser.add_argument("--batch", type=int, default=384)
+    parser.add_argument("--batch", type=int, default=48)
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)

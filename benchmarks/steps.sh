@@ -1,6 +1,6 @@
 # Sourced by scripts that run named steps: sets status to 1 if one fails. Needs out and steps; TAIL is how
 # many lines of a failed one are shown.
-# shellcheck shell=bash disable=SC2154
+# shellcheck shell=bash disable=SC2154,SC2034
 mkdir -p "$out"
 status=0
 

@@ -126,6 +126,8 @@ class Codec:
             source.address, source.numel, source.dtype.number, _arrays.describe(out).address, most,
             position, seed, True, source.queue,
         )  # fmt: skip
+        if source.queue is not None and not core.fixed_size:  # the device knows
+            return Payload(out, source.shape, like)
         fields = {"codec": self.name, "dtype": source.dtype.number, "count": source.numel,
                   "bytes": size}  # fmt: skip
         return Payload(out, source.shape, like, fields)

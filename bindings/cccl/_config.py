@@ -18,6 +18,7 @@ from . import _core
 from .errors import ConfigError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_OF_WEIGHTS = ("all_gather", "broadcast")
 PLAIN = "none"
 AUTO = "auto"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
@@ -50,8 +51,8 @@ class Config:
     """"nearest", or "stochastic": unbiased, keyed by seed and element position."""
 
     level: str = "fast"
-    """Encoder effort: "fast", or "best" (searches scales at 4 bits and fewer; same format and
-    decoder)."""
+    """Encoder effort: "fast", or "best" (searches scales at 4 bits and fewer; `lossless` counts
+    all exponents; same format and decoder)."""
 
     rotation: str = "none"
     """"none", or "hadamard": block_float codecs spread each block's outliers over the block before
@@ -62,7 +63,12 @@ class Config:
     collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
-    """Collectives that are compressed; the others go plain."""
+    """Collectives that go as `compression_type` says; the others as `weights_type`, or plain."""
+
+    weights_type: str | None = None
+    """How all_gather and broadcast go where `collective_filter` does not name them: "none", plain;
+    "lossless", or another codec that loses nothing; "auto", whichever is faster, plain or lossless,
+    measured at first use. None: "auto" if `compression_type` is, else plain."""
 
     sparsity_threshold: float = 0.5
     """Share of zeros, from 0 to 1, above which `sparse` leaves zeros out if that saves bytes."""
@@ -124,6 +130,13 @@ class Config:
                 raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
+        kept = self.codec(self.weights_type)
+        if kept is not None and not kept.lossless:
+            raise ConfigError(
+                f"weights_type = {self.weights_type!r}; allowed: {_RULES['weights_type'][0]}. To "
+                "send weights through a codec that loses bits, add 'all_gather' or 'broadcast' to "
+                "collective_filter"
+            )
 
     def codec(self, name: str | None) -> _core.Codec | None:
         """The core's codec of that name with this configuration's options; None for plain."""
@@ -134,6 +147,7 @@ class Config:
         if "block_size" in codec.spec:
             options["block_size"] = self.block_size
             options["rounding"] = self.rounding
+        if "level" in codec.spec or "block_size" in codec.spec:
             options["level"] = self.level
         if codec.name == "sparse":
             options["sparsity_threshold"] = self.sparsity_threshold
@@ -142,6 +156,22 @@ class Config:
         if "block_size" in codec.spec or codec.name == "sparse":
             options["rotation"] = self.rotation
         return _core.make_codec(name, options) if options else codec
+
+    def of(self, collective: str) -> Config:
+        """The settings of one collective. `weights_type` gives those of weights their own."""
+        if collective not in _OF_WEIGHTS or collective in self.collective_filter:
+            return self
+        return self._of_weights
+
+    @functools.cached_property
+    def _of_weights(self) -> Config:
+        kind = self.weights_type or (AUTO if self.compression_type == AUTO else PLAIN)
+        if kind == PLAIN:
+            return self
+        return dataclasses.replace(
+            self, compression_type=kind, weights_type=kind, result_type=None,
+            auto_codecs=("lossless",), collective_filter=_OF_WEIGHTS,
+        )  # fmt: skip
 
     @functools.cached_property
     def codecs(self) -> tuple[_core.Codec, _core.Codec] | None:
@@ -278,6 +308,8 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "auto_codecs": (f"a list of {_CODECS.replace(', identity', '')}",
                     lambda v: isinstance(v, tuple) and len(v) > 0
                     and all(_is_codec(c) and c != "identity" for c in v)),
+    "weights_type": (f"{PLAIN}, {AUTO}, lossless, or another codec that loses nothing",
+                     lambda v: v in (None, PLAIN, AUTO) or _is_codec(v)),
     "result_type": (f"{_CODECS} (or leave it out)", lambda v: v is None or _is_codec(v)),
     "block_size": ("a power of two from 32 to 1024",
                    lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),

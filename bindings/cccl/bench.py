@@ -84,8 +84,13 @@ def add_commands(commands: Any) -> None:
 def run_codec(options: argparse.Namespace) -> None:
     """`bench codec`."""
     _core.force_isa(options.isa)
-    measure = measure_on_cuda if options.device == "cuda" else measure_codec
+    on_cuda = options.device == "cuda"
+    measure = measure_on_cuda if on_cuda else measure_codec
     for name in codecs_of(options):
+        reason = _no_cuda_code(name, options) if on_cuda and options.codec == ["all"] else None
+        if reason:
+            emit({"codec": name, "device": options.device, "skipped": reason}, options.json)
+            continue
         for numel in options.numel:
             emit(measure(name, numel, options), options.json)
     if options.peers:
@@ -119,6 +124,15 @@ def codecs_of(options: argparse.Namespace) -> list[str]:
         raise ConfigError("numel and repeats must be 1 or more")
     _floating(options.dtype)
     return list(_core.codec_names()) if options.codec == ["all"] else options.codec
+
+
+def _no_cuda_code(name: str, options: argparse.Namespace) -> str | None:
+    """Why the codec cannot be measured on a CUDA device, if so."""
+    try:
+        _core.codec_on_cuda(_codec_of(name, options))
+    except UnsupportedError as error:
+        return str(error)
+    return None
 
 
 def config_of(name: str, options: argparse.Namespace) -> Config:

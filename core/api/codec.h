@@ -68,7 +68,8 @@ class Codec {
   // Guaranteed bound of |decode(encode(x))[i] - x[i]| per value, for finite x.
   virtual void error_bound(ConstValues in, std::span<double> bound) const = 0;
 
-  // Returns the payload's size. Input may have any alignment; non-finite input is legal.
+  // Returns the payload's size. On a device, where values decide it, the most that it may be: the
+  // header will have it. Input may have any alignment; non-finite input is legal.
   virtual std::size_t encode(const EncodeArgs& args, Queue& queue) const = 0;
 
   // `out` must have the payload's count and dtype. Throws CorruptPayloadError.
@@ -86,7 +87,7 @@ class Codec {
   virtual void reduce(const ReduceArgs& args, Values out, Queue& queue) const = 0;
 
   // The same, encoded by `second` without a pass through memory. `target.in` names count and
-  // dtype only. Returns the payload's size.
+  // dtype only. Returns what encode() does.
   virtual std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
                                     Queue& queue) const = 0;
 };

@@ -63,12 +63,17 @@ class Probe:
             raise kind(text) from error
 
     def _prepare(self, nbytes: int) -> None:
-        """Tensors with the same values for every measurement: a sum in place would grow."""
+        """Tensors with the same values for every measurement: a sum in place would grow. What is
+        only moved has the call's own, as far as they go: how short they get is theirs."""
         size, dtype, collective = self._call.size, self._call.input.dtype, self._call.collective
         numel = max(1, nbytes // dtype.itemsize // size) * size
         if numel != self._numel:
             self._numel = numel
-            self._values = torch.linspace(-1, 1, numel).to(self._call.input.device, dtype)
+            own = self._call.input.reshape(-1)[:numel]
+            if collective in ("all_gather", "broadcast") and own.numel():
+                self._values = own.repeat(-(-numel // own.numel()))[:numel]
+            else:
+                self._values = torch.linspace(-1, 1, numel).to(self._call.input.device, dtype)
             whole = self._values.clone()
             part = whole[: numel // size]
             self._input = part.clone() if collective == "all_gather" else whole

@@ -76,7 +76,7 @@ class Call:
         self.in_place = input is output
         self.input = _detached(input)
         self.output = self.input if self.in_place else _detached(output)
-        self.config = config
+        self.asked, self.config = config, config.of(collective)
         self.group = resolve(group)
         if self.group is None:
             return
@@ -251,7 +251,7 @@ class Call:
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self._plain_fields)
             if self.input.dtype is self.output.dtype:
-                found.remember((*kind, self.output.numel(), self.label, id(self.config)), call)
+                found.remember((*kind, self.output.numel(), self.label, id(self.asked)), call)
         return call
 
     def _plain_fields(self) -> dict[str, str]:

@@ -70,8 +70,9 @@ def all_gather(
 ) -> Any:
     """Concatenates every rank's `input` in `output`, in rank order.
 
-    Plain unless `collective_filter` names it: weights should not lose bits unasked. `output` has
-    world_size times the values of `input`. Else as `all_reduce`.
+    Plain or lossless, as `weights_type` says, unless `collective_filter` names it: weights should
+    not lose bits unasked. `output` has world_size times the values of `input`. Else as
+    `all_reduce`.
     """
     return send("all_gather", input, output, "sum", group, async_op, config, label)
 
@@ -86,6 +87,7 @@ def broadcast(
     label: str = "broadcast",
 ) -> Any:
     """Sends `tensor` of the global rank `src` to all, in place; compressed, the source too gets
-    the decoded values. Plain unless `collective_filter` names it. Else as `all_reduce`.
+    the decoded values. Plain or lossless, as `weights_type` says, unless `collective_filter` names
+    it. Else as `all_reduce`.
     """
     return send("broadcast", tensor, tensor, "sum", group, async_op, config, label, src)

@@ -104,7 +104,8 @@ def _factor(op: Any) -> Any:
 
 def _check_filter(config: Config | None, *collectives: str) -> None:
     config = config or current_config()
-    if config.compresses and not set(collectives) & set(config.collective_filter):
+    sent = [config.of(name) for name in collectives if name in config.of(name).collective_filter]
+    if config.compresses and not sent:
         raise ConfigError(
             f"collective_filter = {list(config.collective_filter)} names nothing that this model "
             f"sends: add {' or '.join(map(repr, collectives))}"

@@ -74,7 +74,7 @@ class PlainCall:
     """How a call goes plain: all but its tensors and its group, which it must not keep alive."""
 
     def __init__(self, call: Call, reason: str):
-        self.reason, self.config = reason, call.config
+        self.reason, self.config = reason, call.asked
         self._collective, self._label, self._op, self._src = (
             call.collective, call.label, call.op, call.src
         )  # fmt: skip

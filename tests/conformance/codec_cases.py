@@ -81,8 +81,14 @@ class OnCuda:
         self.queue.synchronize()
         return result
 
+    def _size(self, most: int, address: int, nbytes: int) -> int:
+        """Of a payload: its header has it where the values decide it."""
+        if self.codec.fixed_size:
+            return most
+        return _core.header_of(address, nbytes, self.queue)["bytes"]
+
     def encode(self, *arguments: Any) -> int:
-        return self._call("encode", *arguments)
+        return self._size(self._call("encode", *arguments), *arguments[3:5])
 
     def decode(self, *arguments: Any) -> None:
         self._call("decode", *arguments)
@@ -91,7 +97,8 @@ class OnCuda:
         self._call("reduce", *arguments)
 
     def reduce_encode(self, *arguments: Any) -> int:
-        return self._call("reduce_encode", *arguments)
+        second: OnCuda = arguments[3]
+        return second._size(self._call("reduce_encode", *arguments), *arguments[4:6])
 
 
 def _option_sets(name: str) -> list[dict[str, Any]]:

@@ -1,6 +1,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <random>
 #include <string>
@@ -133,6 +135,40 @@ TEST_P(HostilePayload, WithGarbageForABodyIsRefusedOrDecodedInBounds) {
     reseal(payload, header_of(payload));
     ASSERT_NO_THROW(decode_hostile(payload)) << "round " << round;
   }
+}
+
+// CCCLIB_FUZZ_SECONDS goes on for so long.
+TEST_P(HostilePayload, OfSeveralBlocksWithChangesIsRefusedOrDecodedInBounds) {
+  if (codec_.info().fixed_size) GTEST_SKIP() << "its size says where everything is";
+  const char* const seconds = std::getenv("CCCLIB_FUZZ_SECONDS");
+  const auto end = std::chrono::steady_clock::now() +
+                   std::chrono::seconds(seconds ? std::strtol(seconds, nullptr, 10) : 0);
+  int accepted = 0;
+  for (int round = 0; round < 300 || std::chrono::steady_clock::now() < end; ++round) {
+    const auto all = dtypes();
+    auto payload = encoded(codec_, all[below(all.size())], below(20000), round % 2);
+    const std::size_t head = sizeof(PayloadHeader);
+    for (std::size_t i = below(5); i > 0 && payload.size() > head; --i) {
+      // Directories, at the start, more often than the rest.
+      const std::size_t most =
+          below(2) ? std::min<std::size_t>(payload.size() - head, 64) : payload.size() - head;
+      payload[head + below(most)] = static_cast<std::byte>(below(2) ? random_() : below(4));
+    }
+    auto header = header_of(payload);
+    if (below(4) == 0) {
+      payload.resize(head + below(payload.size() - head + 1));
+      header.body_bytes = payload.size() - head;
+    }
+    if (below(8) == 0) spoil(header);
+    reseal(payload, header);
+    try {
+      accepted += decode_hostile(payload);
+    } catch (const std::exception& error) {
+      FAIL() << "round " << round << ", dtype " << int{header.dtype} << ", count " << header.count
+             << ": " << error.what();
+    }
+  }
+  EXPECT_GT(accepted, 0) << "no mutation reached the decoder";
 }
 
 TEST_P(HostilePayload, OfAnotherSizeOrTypeThanExpectedIsRefused) {

@@ -41,7 +41,7 @@ def _init_group(rank: int, world: int, backend: str) -> None:
     import torch.distributed as dist
 
     device = None
-    if "nccl" in backend:
+    if "cuda" in backend:
         # Ranks that share a GPU are hosts apart to NCCL, which then talks over sockets.
         if torch.cuda.device_count() < world:
             os.environ.update(NCCL_HOSTID=f"rank-{rank}", NCCL_SOCKET_IFNAME="lo")

@@ -172,6 +172,21 @@ def test_a_split_group_is_compressed_too(own_ranks):
     assert found == [(2, [False]), (2, [False]), (1, [True])]
 
 
+def _split_by_dist():
+    cccl.configure(ON)
+    half = dist.split_group(split_ranks=[[0, 1]])
+    if half is None:
+        return dist.get_rank()
+    values = torch.full((50_000,), dist.get_rank() + 1.0)
+    dist.all_reduce(values, group=half)
+    assert (values - 3).abs().max() < 0.05
+    return [row["plain"] for row in cccl.stats()["rows"]]
+
+
+def test_torchs_split_group_gives_a_compressed_group(own_ranks):
+    assert own_ranks(3, backend=BOTH)(_on_gpu, _split_by_dist) == [[False], [False], 2]
+
+
 WIDTH = 256
 
 

@@ -21,6 +21,8 @@ CODECS = (
     ("block_float8", {}),
     ("block_float4", {}),
     ("block_float4", {"level": "best", "block_size": 32}),
+    ("block_float5", {}),
+    ("block_float3", {"rotation": "hadamard", "rounding": "stochastic"}),
     ("cast_bf16", {}),
 )
 
@@ -119,6 +121,28 @@ def _streams():
     others = [torch.full((1 << 18,), 7.0, device="cuda") for _ in range(4)]
     torch.cuda.synchronize()
     assert all((other == 7).all() for other in others)
+
+
+def _staged_late():
+    """What a copy reads before it is sent is written late: of a transposed tensor."""
+    exact = gradient(0, 1 << 20, torch.float32).cuda().view(1 << 10, -1)
+    want = exact.t().contiguous()
+    cccl.torch.all_reduce(want, config=settings())  # of equal inputs
+    parts = torch.empty(2, 1 << 10, 1 << 10, device="cuda")
+    cccl.torch.all_gather(parts, exact.t().contiguous(), config=settings())
+    for _ in range(4):
+        base, gathered = torch.full_like(exact, float("nan")), torch.zeros_like(parts)
+        torch.cuda._sleep(20_000_000)
+        base.copy_(exact)
+        cccl.torch.all_gather(gathered, base.t(), config=settings())
+        cccl.torch.all_reduce(base.t(), config=settings())
+        assert torch.equal(gathered, parts)
+        assert torch.equal(base.t(), want)
+
+
+def test_a_staging_copy_waits_for_late_values(gpu_ranks):
+    """F065"""
+    gpu_ranks(2)(_staged_late)
 
 
 def _same_memory():

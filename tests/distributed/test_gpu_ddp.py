@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from expect import assert_equal, parameters_digest
+from expect import assert_equal, digest, parameters_digest
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -81,6 +81,28 @@ def _overflow():
 
 def test_a_grad_scaler_skips_what_one_rank_overflowed(gpu_ranks):
     assert gpu_ranks(2)(_overflow) == [512.0, 512.0]
+
+
+def _wrapped_on_a_side_stream():
+    """The wrapper's hooks belong to another stream than the training that calls them."""
+    found = []
+    for stream in (torch.cuda.Stream(), torch.cuda.current_stream()):
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            model = DistributedDataParallel(_model(), device_ids=[torch.cuda.current_device()])
+            cccl.torch.compress(model, {"compression_type": "block_float8", "strict": True})
+        torch.cuda.current_stream().wait_stream(stream)
+        x, y = _batch(0)
+        for _ in range(2):
+            nn.functional.cross_entropy(model(x), y).backward()
+        found.append([digest(p.grad) for p in model.parameters()])
+    assert found[0] == found[1]
+    return found
+
+
+def test_a_model_wrapped_on_a_side_stream_trains_on_another(gpu_ranks):
+    """F064"""
+    assert_equal(gpu_ranks(2)(_wrapped_on_a_side_stream))
 
 
 def _configured():

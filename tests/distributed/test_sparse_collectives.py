@@ -68,3 +68,28 @@ def test_the_bytes_on_the_wire_follow_the_zeros(ranks):
     for rank, (sent, received, plain) in enumerate(found):
         assert 0.14 * plain < sent < 0.2 * plain
         assert received == found[1 - rank][0]
+
+
+def _unequal():
+    """Another share of zeros on every rank and in every round, none and all among them."""
+    rank, generator = dist.get_rank(), torch.Generator().manual_seed(7)
+    shares = torch.tensor([0.0, 0.5, 0.9, 0.99, 1.0])
+    config = cccl.Config(compression_type="sparse", strict=True)
+    for round in range(300):
+        count = int(torch.randint(1, 5000, (1,), generator=generator))
+        order = torch.randint(0, 5, (dist.get_world_size(),), generator=generator)
+        parts = [
+            gradient(r, count, torch.float32, seed=round)
+            * (torch.rand(count, generator=generator) >= shares[order[r]])
+            for r in range(dist.get_world_size())
+        ]
+        mine, total = parts[rank].clone(), parts[0].clone()
+        for part in parts[1:]:
+            total += part  # in rank order, as the owner does
+        cccl.torch.all_reduce(mine, "sum", config=config)
+        assert torch.equal(mine, total), round
+
+
+def test_sizes_that_differ_between_ranks_stall_nothing(ranks):
+    """F074"""
+    ranks(3)(_unequal)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import cccl
+from cccl import _core
 from cccl.__main__ import main
 
 CODEC_FIELDS = {
@@ -32,6 +33,18 @@ def test_bench_codec_measures_every_codec(name, dtype, capsys):
     assert row["codec"] == name and row["dtype"] == dtype and row["numel"] == 40000
     assert row["nmse"] < {"block_float3": 0.06, "block_float2": 0.3}.get(name, 0.02)
     assert min(row["encode_gbps"], row["decode_gbps"], row["copy_gbps"]) > 0
+
+
+@pytest.mark.skipif(not _core.cuda_device_count(), reason="no CUDA device")
+def test_bench_codec_on_a_device_measures_what_runs_there_and_says_what_does_not(capsys):
+    pytest.importorskip("torch", reason="the benchmark's memory and events")
+    command = ["bench", "codec", "--device", "cuda", "--codec", "all", "--numel", "40000"]
+    assert main([*command, "--repeats", "2", "--json"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [row["codec"] for row in rows] == list(cccl.codec_names())
+    for row in rows:
+        assert "CPU" in row["skipped"] if "skipped" in row else row["encode_of_copy"] > 0
+    assert sum("skipped" in row for row in rows) < len(rows) / 2
 
 
 def test_bench_codec_reads_gradients_from_a_file(tmp_path, capsys):

@@ -65,6 +65,7 @@ BAD = {
     "rotation": ["hadamar", True, None],
     "seed": [-1, 2**64, 1.5, "x", True],
     "collective_filter": ["all_reduce", ["all_to_all"], [1], None],
+    "weights_type": ["zip", "block_float8", "cast_bf16", "sparse(block_float8)", 8, True],
     "sparsity_threshold": [-0.1, 1.1, "half", None, True, float("nan")],
     "top_k": [0, -0.1, 1.5, "all", True, float("nan")],
     "threshold": [0, -1, "small", True, float("inf"), float("nan")],
@@ -112,6 +113,7 @@ GOOD = {
         "sparse(block_fp16_to_4bit)",
     ],
     "result_type": [None, "block_float8", "identity"],
+    "weights_type": [None, "none", "auto", "lossless", "sparse"],
     "block_size": [32, 1024],
     "rounding": ["nearest", "stochastic"],
     "level": ["fast", "best"],
@@ -287,3 +289,35 @@ def test_auto_codecs_come_from_the_environment_too(monkeypatch):
     monkeypatch.setenv("CCCL_COMPRESSION_TYPE", "auto")
     monkeypatch.setenv("CCCL_AUTO_CODECS", "block_float8, block_float4")
     assert list(cccl.Config.load(None).candidates) == ["block_float8", "block_float4"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, "none"),
+        ({"compression_type": "auto"}, "auto"),
+        ({"compression_type": "auto", "weights_type": "none"}, "none"),
+        ({"compression_type": "none", "weights_type": "lossless"}, "lossless"),
+        ({"weights_type": "auto"}, "auto"),
+        ({"weights_type": "lossless", "collective_filter": ["broadcast"]}, "filter"),
+    ],
+    ids=str,
+)
+def test_weights_lose_no_bit_unless_the_filter_names_their_collective(settings, expected):
+    config = cccl.Config(**settings)
+    found = config.of("broadcast")
+    assert config.of("all_reduce") is config
+    if expected in ("none", "filter"):
+        assert found is config
+        assert ("broadcast" in config.collective_filter) == (expected == "filter")
+    else:
+        assert found.compression_type == expected
+        assert found.of("broadcast") is found
+        assert {*found.candidates} == ({"lossless"} if expected == "auto" else set())
+        codecs = found.codecs or found.candidates["lossless"].codecs
+        assert all(codec.lossless for codec in codecs)
+
+
+def test_the_level_reaches_lossless():
+    (codec, _) = cccl.Config(weights_type="lossless", level="best").of("all_gather").codecs
+    assert codec.spec == "lossless(level=best)"

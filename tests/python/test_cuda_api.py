@@ -14,7 +14,19 @@ pytestmark = pytest.mark.skipif(
     not _core.cuda_device_count(),
     reason="no CUDA device" if _core.cuda_built() else "a build without CUDA",
 )
-NAMES = list(cccl.codec_names())
+
+
+def _parameter(name):
+    """Skipped, with the reason, where there is no CUDA code."""
+    try:
+        _core.codec_on_cuda(_core.make_codec(name, {}))
+    except cccl.UnsupportedError as error:
+        return pytest.param(name, marks=pytest.mark.skip(reason=str(error)))
+    return name
+
+
+NAMES = [_parameter(name) for name in cccl.codec_names()]
+ROTATED = ("block_float8", "block_float4", "block_float3")
 
 
 class TestTorch:
@@ -42,6 +54,16 @@ class TestTorch:
         again = cccl.Payload.from_bytes(bytes(there)).to("cuda:0")
         assert self.torch.equal(cccl.decode(again).cpu(), expected.ravel())
         assert bytes(pickle.loads(pickle.dumps(there))) == bytes(here)
+
+    @pytest.mark.parametrize("level", ["fast", "best"])
+    @pytest.mark.parametrize("name", ROTATED)
+    def test_a_rotated_payload_has_the_bytes_of_the_cpu(self, name, level):
+        """Its seed, which decoding needs, is in the header on the device."""
+        tensor = self.torch.randn(3, 1000, device="cuda")
+        codec = cccl.codec(name, rotation="hadamard", level=level)
+        there, here = (codec.encode(where, seed=77) for where in (tensor, tensor.cpu()))
+        assert bytes(there) == bytes(here)
+        assert self.torch.equal(cccl.decode(there).cpu(), codec.decode(here))
 
     def test_work_runs_on_the_callers_stream(self):
         """Encoding must see what the stream before it wrote, and nothing may wait for another."""

@@ -1,4 +1,5 @@
-// block_float8 and block_float4 on CUDA devices: the bytes of FORMAT.md, as the CPU's.
+// block_float8 and block_float4 without rotation on CUDA devices: the bytes of FORMAT.md, as the
+// CPU's. The others: any_width.cu.
 #include "codecs/block_float/block_float.cuh"
 #include "codecs/block_float/decoder.cuh"
 #include "codecs/block_float/search.cuh"
@@ -22,19 +23,19 @@ class Kernels {
     const Layout layout{log2_block(), code_bytes(args.in.count, settings_.bits)};
     const auto with_block = [&]<class Quantiser>(Quantiser quantiser) {
       if (settings_.block == kDefaultBlock)
-        use(Encoder<Quantiser, kDefaultBlock>{layout, quantiser});
+        use(Encoder<Quantiser, kDefaultBlock>{{layout}, quantiser});
       else
-        use(Encoder<Quantiser, 0>{layout, quantiser});
+        use(Encoder<Quantiser, 0>{{layout}, quantiser});
     };
     if (settings_.bits == 8)
-      settings_.stochastic ? with_block(Stochastic<8>{args.seed, args.runs})
-                           : with_block(Nearest<8>{});
+      settings_.stochastic ? with_block(Stochastic<FixedWidth<8>>{{}, args.seed, args.runs})
+                           : with_block(Nearest<FixedWidth<8>>{});
     else if (settings_.search)
-      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock>{layout})
-                                       : use(Search<0>{layout});
+      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock, Normal4Book>{{}, layout})
+                                       : use(Search<0, Normal4Book>{{}, layout});
     else
-      settings_.stochastic ? with_block(Stochastic<4>{args.seed, args.runs})
-                           : with_block(Nearest<4>{});
+      settings_.stochastic ? with_block(Stochastic<FixedWidth<4>>{{}, args.seed, args.runs})
+                           : with_block(Nearest<FixedWidth<4>>{});
   }
 
   template <class Use>
@@ -58,10 +59,8 @@ class Kernels {
 
 std::shared_ptr<const Codec> block_float_on_cuda(std::shared_ptr<const Codec> codec) {
   const auto& settings = block_float::settings_of(*codec);
-  if ((settings.bits != 8 && settings.bits != 4) || settings.transform != kNoTransform)
-    throw UnsupportedError("codec '" + codec->spec() +
-                           "' runs on CPUs only; on CUDA devices use block_float8 or block_float4 "
-                           "without rotation");
+  if (settings.transform || (settings.bits != 8 && settings.bits != 4))
+    return any_width_on_cuda(std::move(codec));
   const Kernels kernels(settings);
   return std::make_shared<cuda::CudaTileCodec<Kernels>>(std::move(codec), kernels);
 }

@@ -51,14 +51,13 @@ struct Extremes {
   }
 };
 
-// The magnitude of the scale max(E * by_extreme, O * by_opposite) * share, with room for kBits.
-template <int kBits>
-__device__ inline std::uint32_t scale_magnitude(const Extremes& found, float by_extreme,
+// The magnitude of the scale max(E * by_extreme, O * by_opposite) * share, with room for `bits`.
+__device__ inline std::uint32_t scale_magnitude(const Extremes& found, int bits, float by_extreme,
                                                 float by_opposite, float share) {
   const float magnitude = fmaxf(__uint_as_float(found.extreme()) * by_extreme,
                                 __uint_as_float(found.opposite()) * by_opposite) *
                           share;
-  return max(std::uint32_t{scale_bits(magnitude, kBits)}, min(found.extreme(), 1u));
+  return max(std::uint32_t{scale_bits(magnitude, bits)}, min(found.extreme(), 1u));
 }
 
 // With its sign. Where it is tiny, the inverse is that of the lifted scale.
@@ -73,11 +72,35 @@ __device__ inline Scale make_scale(const Extremes& found, std::uint32_t magnitud
   return scale;
 }
 
-template <int kBits, bool kStochastic>
-__device__ inline Scale linear_scale(const Extremes& found, std::uint32_t infinity) {
-  constexpr float kHalf = 1 << (kBits - 1);
-  constexpr float kReach = kStochastic ? kHalf - 1.0f : kHalf - 0.5f;
-  const auto magnitude = scale_magnitude<kBits>(found, 1.0f / kHalf, 1.0f / kReach, 1.0f);
+// Codes are the low bits of a float: adding 1.5 * 2^23 + 2^(bits-1) rounds to an integer.
+inline constexpr float kRound = 0x1.8p23f;
+inline constexpr std::uint32_t kZeroCode = std::bit_cast<std::uint32_t>(kRound);  // of code 0
+
+// 2^(bits-1), and its distance to what the opposite extreme must reach.
+constexpr float half_of(int bits) { return static_cast<float>(1 << (bits - 1)); }
+constexpr float reach_of(int bits, bool stochastic) {
+  return half_of(bits) - (stochastic ? 1.0f : 0.5f);
+}
+
+// The number of bits in a code, where the compiler knows it.
+template <int kBitsOf>
+struct FixedWidth {
+  static constexpr int kBits = kBitsOf;
+  __device__ static constexpr int bits() { return kBits; }
+  __device__ static constexpr float shift() { return kRound + half_of(kBits); }
+  __device__ static constexpr float most() { return kRound + (2 * half_of(kBits) - 1); }
+  __device__ static constexpr float by_extreme() { return 1.0f / half_of(kBits); }
+  template <bool kStochastic>
+  __device__ static constexpr float by_opposite() {
+    return 1.0f / reach_of(kBits, kStochastic);
+  }
+};
+
+template <bool kStochastic, class Width>
+__device__ inline Scale linear_scale(const Width& width, const Extremes& found,
+                                     std::uint32_t infinity) {
+  const auto magnitude = scale_magnitude(found, width.bits(), width.by_extreme(),
+                                         width.template by_opposite<kStochastic>(), 1.0f);
   return make_scale(found, magnitude, found.extreme() != 0 && magnitude < kTinyScale, infinity);
 }
 
@@ -134,26 +157,17 @@ __device__ inline void spread_largest(const Spread& spread, std::uint32_t (&of_r
   }
 }
 
-// Codes as the low bits of a float: adding 1.5 * 2^23 + 2^(bits-1) rounds to an integer.
-template <int kBits>
-struct Rounder {
-  static constexpr int kHalf = 1 << (kBits - 1);
-  static constexpr float kShift = 0x1.8p23f + kHalf;
-  static constexpr float kLeast = kShift - kHalf, kMost = kShift + kHalf - 1;
-  static constexpr std::uint32_t kZeroCode = 0x4B400000;  // the bits of code 0
-};
-
-template <int kBitsOf>
+template <class WidthOf>
 struct Nearest {
-  static constexpr int kBits = kBitsOf;
+  using Width = WidthOf;
   static constexpr bool kStochastic = false;
-  using Codes = Rounder<kBits>;
+  [[no_unique_address]] Width width;
 
   // Whether a block has values whose codes must be limited: seldom one of each sign's largest.
-  __device__ static bool exceeds(const Extremes& found, const Scale& scale) {
+  __device__ bool exceeds(const Extremes& found, const Scale& scale) const {
     const float inverse = fabsf(scale.inverse);
-    return __uint_as_float(found.opposite()) * inverse + Codes::kShift > Codes::kMost ||
-           Codes::kShift - __uint_as_float(found.extreme()) * inverse < Codes::kLeast;
+    return __uint_as_float(found.opposite()) * inverse + width.shift() > width.most() ||
+           width.shift() - __uint_as_float(found.extreme()) * inverse < kRound;
   }
 
   // The codes of a row in one lane, with the bits of kZeroCode above them.
@@ -162,18 +176,18 @@ struct Nearest {
                         std::uint32_t (&codes)[kVector]) const {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      float code = values[v] * inverse + Codes::kShift;
-      if (kLimited) code = fminf(fmaxf(code, Codes::kLeast), Codes::kMost);
+      float code = values[v] * inverse + width.shift();
+      if (kLimited) code = fminf(fmaxf(code, kRound), width.most());
       codes[v] = __float_as_uint(code);
     }
   }
 };
 
-template <int kBitsOf>
+template <class WidthOf>
 struct Stochastic {
-  static constexpr int kBits = kBitsOf;
+  using Width = WidthOf;
   static constexpr bool kStochastic = true;
-  using Codes = Rounder<kBits>;
+  [[no_unique_address]] Width width;
   std::uint64_t seed;
   const std::uint64_t* runs;  // EncodeArgs::runs
 
@@ -195,8 +209,8 @@ struct Stochastic {
       const std::uint32_t random = mix(mix(low ^ static_cast<std::uint32_t>(seed)) +
                                        (carried ? random_key(position + v, seed) : key));
       const float u = static_cast<float>(random >> 8) * 0x1p-24f;
-      const float code = __fadd_rd(values[v] * inverse + u, Codes::kShift);
-      codes[v] = __float_as_uint(fminf(fmaxf(code, Codes::kLeast), Codes::kMost));
+      const float code = __fadd_rd(values[v] * inverse + u, width.shift());
+      codes[v] = __float_as_uint(fminf(fmaxf(code, kRound), width.most()));
     }
   }
 };
@@ -214,7 +228,7 @@ __device__ inline Chunk<kVector * kBits / 8> pack(const std::uint32_t (&codes)[k
 #pragma unroll
     for (int i = kInWord - 1; i >= 0; --i) {
       word = (word << kBits) + codes[w * kInWord + i];
-      upper = (upper << kBits) + Rounder<kBits>::kZeroCode;
+      upper = (upper << kBits) + kZeroCode;
     }
     packed.words[w] = word - upper;
   }
@@ -222,11 +236,11 @@ __device__ inline Chunk<kVector * kBits / 8> pack(const std::uint32_t (&codes)[k
 }
 
 // Makes codes from number `count` on zero.
-template <int kBits, int kVector>
+template <int kVector>
 __device__ inline void cut(int count, std::uint32_t (&codes)[kVector]) {
 #pragma unroll
   for (int v = 0; v < kVector; ++v)
-    if (v >= count) codes[v] = Rounder<kBits>::kZeroCode;
+    if (v >= count) codes[v] = kZeroCode;
 }
 
 // Of what the rows have in each lane: that of block lane_id().
@@ -244,54 +258,11 @@ __device__ inline std::uint32_t of_own_block(const Spread& spread, int first,
   return own;
 }
 
-// kBlock: the block size where it is known to the compiler, or 0.
-template <class Quantiser, int kBlock>
-struct Encoder {
-  using Values = void;
-  using Real = float;
-  static constexpr bool kNanBits = false;
-  static constexpr int kBits = Quantiser::kBits;
+// The blocks of a tile in rows. kBlock: the block size where it is known to the compiler, or 0.
+template <int kBlock>
+struct Blocks {
   Layout layout;
-  Quantiser quantiser;
-  std::uint32_t infinity = kInfinity;
-  float factor = 1.0f;
 
-  __device__ void prepare() const {}
-  __device__ void renew()
-    requires Quantiser::kStochastic
-  {
-    quantiser.renew();
-  }
-
-  template <int kVector, class Tile>
-  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
-    const int own = lane_id() << log2_block();  // the first value of block lane_id()
-    const Extremes found = extremes_of_own_block<kVector>(own, values).times(factor);
-    Scale scale = linear_scale<kBits, Quantiser::kStochastic>(found, infinity);
-    Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
-    // Values times the factor, times the inverse: where the scale is not tiny, the order of the
-    // products changes no code, if that of the last two is exact. (A product that vanishes may
-    // change a code that is rounded down.)
-    const float inverse = scale.inverse * factor;
-    const bool is_exact = fabsf(inverse) >= FLT_MIN && fabsf(inverse) <= FLT_MAX;
-    const bool is_rare = scale.is_tiny || scale.is_nan || Quantiser::exceeds(found, scale) ||
-                         (found.extreme() != 0 && !is_exact) ||
-                         (Quantiser::kStochastic && factor != 1.0f);
-    const bool rare = __any_sync(~0u, is_rare);
-    if (rare)
-      make_ordinary<kVector>(scale, values);
-    else
-      scale.inverse = inverse;
-    if (!Tile::kDirect || rare)  // one piece of code for what takes little time
-      quantise<true>(tile, scale, values, rows);
-    else
-      quantise<false>(tile, scale, values, rows);
-    out.rows(tile, tile.first / 8 * kBits, layout.code_bytes, rows);
-    if (own < tile.n) out.half_word(tile, layout.scale_offset(tile.first + own), scale.bits);
-    return scale.is_nan;
-  }
-
- private:
   __device__ int log2_block() const {
     return kBlock ? std::countr_zero(unsigned{kBlock}) : layout.log2_block;
   }
@@ -301,34 +272,7 @@ struct Encoder {
     return (row * kLanes + lane_id()) * kVector >> log2_block();
   }
 
-  // Values times the factor; zeros in place of blocks that are no numbers; tiny blocks are lifted.
-  template <int kVector>
-  __device__ void make_ordinary(const Scale& scale, float (&values)[kPerLane]) const {
-#pragma unroll
-    for (int k = 0; k < kPerLane / kVector; ++k) {
-      const bool is_nan = __shfl_sync(~0u, scale.is_nan, block_of_row<kVector>(k));
-      const bool is_tiny = __shfl_sync(~0u, scale.is_tiny, block_of_row<kVector>(k));
-#pragma unroll
-      for (int v = k * kVector; v < (k + 1) * kVector; ++v)
-        values[v] = is_nan ? 0.0f : values[v] * factor * (is_tiny ? kLift : 1.0f);
-    }
-  }
-
-  template <bool kLimited, int kBytes, int kRows, class Tile>
-  __device__ void quantise(const Tile& tile, const Scale& scale, const float (&values)[kPerLane],
-                           Chunk<kBytes> (&rows)[kRows]) const {
-    constexpr int kVector = kPerLane / kRows;
-#pragma unroll
-    for (int k = 0; k < kRows; ++k) {
-      const int at = (k * kLanes + lane_id()) * kVector;
-      const float inverse = __shfl_sync(~0u, scale.inverse, block_of_row<kVector>(k));
-      std::uint32_t codes[kVector];
-      quantiser.template codes<kLimited>(tile.position + at, values + k * kVector, inverse, codes);
-      if constexpr (!Tile::kDirect) cut<kBits>(tile.n - at, codes);
-      rows[k] = pack<kBits>(codes);
-    }
-  }
-
+  // Of block lane_id(), which begins at value `own`.
   template <int kVector>
   __device__ Extremes extremes_of_own_block(int own, const float (&values)[kPerLane]) const {
     constexpr int kRows = kPerLane / kVector;
@@ -348,6 +292,81 @@ struct Encoder {
     spread_largest<Unsigned>(spread, negative);
     return {of_own_block<kVector>(spread, own, positive),
             of_own_block<kVector>(spread, own, negative) & ~kSign};
+  }
+
+  // Values times the factor; zeros in place of blocks that are no numbers; tiny blocks are lifted.
+  template <int kVector>
+  __device__ void make_ordinary(const Scale& scale, float factor, float (&values)[kPerLane]) const {
+#pragma unroll
+    for (int k = 0; k < kPerLane / kVector; ++k) {
+      const bool is_nan = __shfl_sync(~0u, scale.is_nan, block_of_row<kVector>(k));
+      const bool is_tiny = __shfl_sync(~0u, scale.is_tiny, block_of_row<kVector>(k));
+#pragma unroll
+      for (int v = k * kVector; v < (k + 1) * kVector; ++v)
+        values[v] = is_nan ? 0.0f : values[v] * factor * (is_tiny ? kLift : 1.0f);
+    }
+  }
+
+  // use(row, codes) for each row of a lane. Codes behind the tile's end are zero.
+  template <bool kLimited, int kVector, class Quantiser, class Tile, class Use>
+  __device__ void quantise(const Quantiser& quantiser, const Tile& tile, float own_inverse,
+                           const float (&values)[kPerLane], Use use) const {
+#pragma unroll
+    for (int k = 0; k < kPerLane / kVector; ++k) {
+      const int at = (k * kLanes + lane_id()) * kVector;
+      const float inverse = __shfl_sync(~0u, own_inverse, block_of_row<kVector>(k));
+      std::uint32_t codes[kVector];
+      quantiser.template codes<kLimited>(tile.position + at, values + k * kVector, inverse, codes);
+      if constexpr (!Tile::kDirect) cut(tile.n - at, codes);
+      use(k, codes);
+    }
+  }
+};
+
+template <class Quantiser, int kBlock>
+struct Encoder : Blocks<kBlock> {
+  using Values = void;
+  using Real = float;
+  static constexpr bool kNanBits = false;
+  static constexpr int kBits = Quantiser::Width::kBits;
+  Quantiser quantiser;
+  std::uint32_t infinity = kInfinity;
+  float factor = 1.0f;
+
+  __device__ void prepare() const {}
+  __device__ void renew()
+    requires Quantiser::kStochastic
+  {
+    quantiser.renew();
+  }
+
+  template <int kVector, class Tile>
+  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+    const int own = lane_id() << this->log2_block();  // the first value of block lane_id()
+    const Extremes found = this->template extremes_of_own_block<kVector>(own, values).times(factor);
+    Scale scale = linear_scale<Quantiser::kStochastic>(quantiser.width, found, infinity);
+    Chunk<kVector * kBits / 8> rows[kPerLane / kVector];
+    // Values times the factor, times the inverse: where the scale is not tiny, the order of the
+    // products changes no code, if that of the last two is exact. (A product that vanishes may
+    // change a code that is rounded down.)
+    const float inverse = scale.inverse * factor;
+    const bool is_exact = fabsf(inverse) >= FLT_MIN && fabsf(inverse) <= FLT_MAX;
+    const bool is_rare = scale.is_tiny || scale.is_nan || quantiser.exceeds(found, scale) ||
+                         (found.extreme() != 0 && !is_exact) ||
+                         (Quantiser::kStochastic && factor != 1.0f);
+    const bool rare = __any_sync(~0u, is_rare);
+    if (rare)
+      this->template make_ordinary<kVector>(scale, factor, values);
+    else
+      scale.inverse = inverse;
+    const auto take = [&](int k, const auto& codes) { rows[k] = pack<kBits>(codes); };
+    if (!Tile::kDirect || rare)  // one piece of code for what takes little time
+      this->template quantise<true, kVector>(quantiser, tile, scale.inverse, values, take);
+    else
+      this->template quantise<false, kVector>(quantiser, tile, scale.inverse, values, take);
+    out.rows(tile, tile.first / 8 * kBits, this->layout.code_bytes, rows);
+    if (own < tile.n) out.half_word(tile, this->layout.scale_offset(tile.first + own), scale.bits);
+    return scale.is_nan;
   }
 };
 

@@ -5,6 +5,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 
 #include "api/codec.h"
 
@@ -48,6 +49,9 @@ struct Settings {
 
 // Of a block_float codec on a CPU.
 const Settings& settings_of(const Codec& codec);
+
+// A codec of any width, rotated or not, on CUDA devices.
+std::shared_ptr<const Codec> any_width_on_cuda(std::shared_ptr<const Codec> codec);
 
 inline constexpr std::uint16_t kNanScale = 0x7FC0;
 

@@ -66,6 +66,24 @@ __device__ inline void levels_of_codes(std::uint32_t word, float (&levels)[32 / 
   }
 }
 
+// value (+)= level * scale. The product is exact: fused or not, the sum is rounded once.
+template <bool kAdd, class Real>
+__device__ inline void add_product(float level, float scale, Real& value) {
+  if constexpr (std::is_same_v<Real, float>)
+    value = __fmaf_rn(level, scale, kAdd ? value : 0.0f);
+  else
+    value = (kAdd ? value : 0.0) + __fmaf_rn(level, scale, 0.0f);
+}
+
+// All NaNs become one, where lane_id()'s block or another's has a scale that is none.
+template <class Real>
+__device__ inline void unite_nans_of_blocks(std::uint32_t scale, Real (&values)[kPerLane]) {
+  if (!__any_sync(~0u, (scale & 0x7FFFu) > kInfinity >> 16)) return;
+#pragma unroll
+  for (int i = 0; i < kPerLane; ++i)
+    if (isnan(values[i])) values[i] = nan_of<Real>();
+}
+
 template <int kBits, Codebook kCodebook>
 struct Decoder {
   using Values = void;
@@ -102,8 +120,9 @@ struct Decoder {
            checksum_of(scale_offset(tile), fetched.scale);
   }
 
-  template <int kVector, bool kAdd, class Real>
-  __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
+  template <int kVector, bool kAdd, class Tile, class Real>
+  __device__ void apply(const Tile&, const Fetched<kVector>& fetched,
+                        Real (&values)[kPerLane]) const {
     constexpr int kInWord = 32 / kBits;
     float scale = 0.0f;
 #pragma unroll
@@ -116,19 +135,10 @@ struct Decoder {
           const int block = (i / kVector * kLanes + lane_id()) * kVector >> layout.log2_block;
           scale = __uint_as_float(__shfl_sync(~0u, fetched.scale, block) << 16);
         }
-        // The product is exact: fused or not, the sum is rounded once.
-        Real& value = values[i];
-        if constexpr (std::is_same_v<Real, float>)
-          value = __fmaf_rn(levels[i - at], scale, kAdd ? value : 0.0f);
-        else
-          value = (kAdd ? value : 0.0) + __fmaf_rn(levels[i - at], scale, 0.0f);
+        add_product<kAdd>(levels[i - at], scale, values[i]);
       }
     }
-    if (kAdd) return;
-    if (!__any_sync(~0u, (fetched.scale & 0x7FFFu) > kInfinity >> 16)) return;
-#pragma unroll
-    for (int i = 0; i < kPerLane; ++i)
-      if (isnan(values[i])) values[i] = nan_of<Real>();
+    if constexpr (!kAdd) unite_nans_of_blocks(fetched.scale, values);
   }
 
  private:

@@ -1,16 +1,17 @@
-// level=best at 4 bits on the device: of two scales the one of less squared error. FORMAT.md adds
-// the errors in 32 interleaved sums, so here a lane holds every 32nd value of a tile.
+// level=best on the device: of two scales the one of less squared error. FORMAT.md adds the errors
+// in 32 interleaved sums, so here a lane holds every 32nd value of a tile.
 #pragma once
 
 #include <array>
 
+#include "codecs/block_float/any_width.cuh"
 #include "codecs/block_float/decoder.cuh"
 #include "devices/cuda/finish.cuh"
 
 namespace cccl::block_float::on_cuda {
 
-// By the 8-bit code q = 128 + round(x / scale), before it is limited: the smaller scale lets x /
-// scale reach -127 / 0.92, a scale at its limit 128.5. Lanes have levels of their own, so that
+// By q = 128 + round(x / scale), before it is limited: the smaller scale lets x / scale reach
+// -127 / 0.92, a scale at its limit 128.5. Lanes have levels of their own, so that
 // look-ups of a warp never meet in a bank.
 struct SearchTables {
   static constexpr int kBelow = 16, kEntries = kBelow + 256 + 16;
@@ -113,26 +114,76 @@ __device__ inline float add_lanes(const float (&sums)[kCount]) {
   }
 }
 
+// The codebook of 4 bits.
+struct Normal4Book {
+  static constexpr bool kAny = false;
+  std::uint32_t infinity = kInfinity;
+
+  __device__ std::uint32_t least_infinity() const { return infinity; }
+  __device__ static constexpr int scale_bits() { return 8; }
+  __device__ static constexpr float by_extreme() { return kReachExtreme; }
+  __device__ static constexpr float by_opposite() { return kReachOpposite; }
+  __device__ static constexpr float clip() { return kClip; }
+
+  __device__ static std::uint32_t code_of(int q) {
+    constexpr auto kCuts = std::to_array(kNormal4Cuts);
+    std::uint32_t code = 0;
+#pragma unroll
+    for (const std::uint8_t cut : kCuts) code += q > cut;
+    return code;
+  }
+  __device__ static float level_of(std::uint32_t code) {
+    return static_cast<float>(static_cast<int>(normal4_bytes(code) & 0xFFu) - 128);
+  }
+};
+
+// That, or the linear codes of 3 or 2 bits, rotated or not.
+struct AnyBook {
+  static constexpr bool kAny = true;
+  AnyWidth width;
+  Rotation rotation;
+
+  __device__ static std::uint32_t least_infinity() { return kInfinity; }
+  __device__ bool is_normal4() const { return width.bits() == 4; }
+  __device__ int scale_bits() const { return is_normal4() ? 8 : width.bits(); }
+  __device__ float by_extreme() const {
+    return is_normal4() ? Normal4Book::by_extreme() : width.by_extreme();
+  }
+  __device__ float by_opposite() const {
+    return is_normal4() ? Normal4Book::by_opposite() : width.by_opposite<false>();
+  }
+  __device__ float clip() const {
+    return is_normal4() ? Normal4Book::clip() : linear_clip(width.bits());
+  }
+
+  __device__ std::uint32_t code_of(int q) const {
+    if (is_normal4()) return Normal4Book::code_of(q);
+    const int half = 1 << (width.bits() - 1);
+    return static_cast<std::uint32_t>(min(max(q - 128 + half, 0), 2 * half - 1));
+  }
+  __device__ float level_of(std::uint32_t code) const {
+    if (is_normal4()) return Normal4Book::level_of(code);
+    return static_cast<float>(static_cast<int>(code) - (1 << (width.bits() - 1)));
+  }
+};
+
 // kBlock: as for Encoder.
-template <int kBlock>
-struct Search {
+template <int kBlock, class Book>
+struct Search : Book {
   using Values = void;
   using Real = float;
   static constexpr bool kNanBits = false, kColumns = true;
+  static constexpr bool kCostly = Book::kAny;
   Layout layout;
-  std::uint32_t infinity = kInfinity;
 
   __device__ void prepare() const {
-    constexpr auto kCuts = std::to_array(kNormal4Cuts);
     auto& tables = search_tables();
     const int warp = static_cast<int>(threadIdx.x) / kLanes;
     for (int first = warp * kLanes; first < SearchTables::kEntries; first += kThreads) {
       const int entry = first + lane_id();
-      std::uint32_t code = 0;
-#pragma unroll
-      for (const std::uint8_t cut : kCuts) code += entry - SearchTables::kBelow > cut;
+      const std::uint32_t code = this->code_of(entry - SearchTables::kBelow);
       tables.codes[entry] = static_cast<std::uint8_t>(code);
-      const auto level = static_cast<float>(static_cast<int>(normal4_bytes(code) & 0xFFu) - 128);
+      const float level = this->level_of(code);
       for (int i = 0; i < kLanes; ++i)
         tables.levels[first + i][lane_id()] = __shfl_sync(~0u, level, i);
     }
@@ -142,6 +193,8 @@ struct Search {
   template <int kVector, class Tile>
   __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
     if constexpr (kVector > 1) exchange<kVector>(tile.staging, values);
+    if constexpr (Book::kAny)
+      if (this->rotation.on) this->rotation.template turn<1>(tile, log2_block(), values);
     const auto [scale, found_nan] = best_scale(tile, values);
     write_codes(tile, values, scale, out);
     const int first = lane_id() * rows() * kLanes;  // value of block lane_id()
@@ -150,10 +203,16 @@ struct Search {
   }
 
  private:
+  __device__ int log2_block() const {
+    return kBlock ? std::countr_zero(unsigned{kBlock}) : layout.log2_block;
+  }
   // Rows of 32 values in a block.
-  __device__ int rows() const { return (kBlock ? kBlock : 1 << layout.log2_block) / kLanes; }
+  __device__ int rows() const { return (1 << log2_block()) / kLanes; }
 
-  static constexpr float kShift = 0x1.8p23f;
+  __device__ std::uint32_t magnitude_of(const Extremes& found, float share) const {
+    return scale_magnitude(found, this->scale_bits(), this->by_extreme(), this->by_opposite(),
+                           share);
+  }
 
   struct Found {
     Scale scale;  // of block lane_id()
@@ -167,21 +226,20 @@ struct Search {
 
   // The bits of x / scale, rounded to an integer and shifted.
   __device__ static std::uint32_t rounded(float x, float inverse) {
-    return __float_as_uint(x * inverse + kShift);
+    return __float_as_uint(x * inverse + kRound);
   }
   static constexpr std::uint32_t kLevelBytes = sizeof(float);
-  static constexpr std::uint32_t kFirstEntry =
-      std::bit_cast<std::uint32_t>(kShift) - 128 - SearchTables::kBelow;
+  static constexpr std::uint32_t kFirstEntry = kZeroCode - 128 - SearchTables::kBelow;
 
   template <class Tile>
   __device__ Found best_scale(const Tile& tile, float (&values)[kPerLane]) const {
     const Extremes found = extremes(values);
-    const auto magnitude = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, 1.0f);
-    const auto less = scale_magnitude<8>(found, kReachExtreme, kReachOpposite, kClip);
+    const auto magnitude = magnitude_of(found, 1.0f);
+    const auto less = magnitude_of(found, this->clip());
     // Lifting both scales with the values, and lowering the weight, changes no bit of the errors.
     const bool is_tiny = found.extreme() != 0 && less < kTinyScale;
-    Scale scale = make_scale(found, magnitude, is_tiny, infinity);
-    const Scale smaller = make_scale(found, less, is_tiny, infinity);
+    Scale scale = make_scale(found, magnitude, is_tiny, this->least_infinity());
+    const Scale smaller = make_scale(found, less, is_tiny, this->least_infinity());
     const float lift = is_tiny ? kLift : 1.0f;
     // Relative to the extreme, or an error's square would under- or overflow.
     const float extreme = __uint_as_float(found.extreme());
@@ -269,12 +327,27 @@ struct Search {
     return {mine.positive, mine.negative ^ kSign};
   }
 
-  // Word w of a lane has the codes of values 8 w to 8 w + 7, which are spread over the tile; eight
-  // lanes exchange them for neighbours.
+  // The code of value m, under the inverse of its block's scale.
+  template <class Tile>
+  __device__ std::uint32_t code_of_value(const Tile& tile, int m, float value,
+                                         float inverse) const {
+    const std::uint32_t code = search_tables().codes[rounded(value, inverse) - kFirstEntry];
+    return !Tile::kDirect && m * kLanes + lane_id() >= tile.n ? 0 : code;
+  }
+
   template <class Tile>
   __device__ void write_codes(const Tile& tile, const float (&values)[kPerLane], const Scale& scale,
                               BodyWriter& out) const {
-    const auto& codes = search_tables().codes;
+    if constexpr (Book::kAny)
+      if (!this->is_normal4()) return write_any_codes(tile, values, scale, out);
+    write_normal4_codes(tile, values, scale, out);
+  }
+
+  // Word w of a lane has the codes of values 8 w to 8 w + 7, which are spread over the tile; eight
+  // lanes exchange them for neighbours.
+  template <class Tile>
+  __device__ void write_normal4_codes(const Tile& tile, const float (&values)[kPerLane],
+                                      const Scale& scale, BodyWriter& out) const {
     float inverse = 0.0f;
     Chunk<4> words[kPerLane / 8];
 #pragma unroll
@@ -284,14 +357,30 @@ struct Search {
       for (int i = 0; i < 8; ++i) {
         const int m = 8 * w + i;
         if (m % rows() == 0) inverse = __shfl_sync(~0u, scale.inverse, m / rows());
-        std::uint32_t code = codes[rounded(values[m], inverse) - kFirstEntry];
-        if (!Tile::kDirect && m * kLanes + lane_id() >= tile.n) code = 0;
-        word = __funnelshift_r(word, code, 4);
+        word = __funnelshift_r(word, code_of_value(tile, m, values[m], inverse), 4);
       }
       words[w] = {transpose_codes(word)};
     }
     const int place = lane_id() % 8 * 4 + lane_id() / 8;
     out.rows(tile, tile.first / 2, layout.code_bytes, words, place);
+  }
+
+  template <class Tile>
+  __device__ void write_any_codes(const Tile& tile, const float (&values)[kPerLane],
+                                  const Scale& scale, BodyWriter& out) const {
+    float inverse = 0.0f;
+#pragma unroll
+    for (int m = 0; m < kPerLane; ++m) {
+      if (m % rows() == 0) inverse = __shfl_sync(~0u, scale.inverse, m / rows());
+      tile.staging[m * kLanes + lane_id()] =
+          static_cast<std::byte>(code_of_value(tile, m, values[m], inverse));
+    }
+    __syncwarp();
+    auto bytes = read_chunk<kPerLane>(tile.staging);
+    __syncwarp();
+#pragma unroll
+    for (std::uint32_t& field : bytes.words) field = join_bytes(field, this->width.bits());
+    write_fields<false>(tile, layout, this->width.bits(), bytes.words, out);
   }
 };
 

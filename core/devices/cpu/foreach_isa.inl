@@ -1,9 +1,13 @@
 // Compiles the file named by CCCLIB_KERNELS once per instruction set, each in a namespace of its
 // own. Include it inside an unnamed namespace, after every header that the kernels need.
+// CCCLIB_BMI2 is defined where that instruction set is there.
 namespace baseline {
 #include CCCLIB_KERNELS
 }  // namespace baseline
 
+#if defined(__x86_64__) && (defined(__clang__) || defined(__GNUC__))
+#define CCCLIB_BMI2
+#endif
 #if defined(__x86_64__) && defined(__clang__)
 #pragma clang attribute push(__attribute__((target("avx2,bmi2"))), apply_to = function)
 namespace avx2 {
@@ -33,4 +37,5 @@ namespace avx512 {
 namespace avx2 = baseline;
 namespace avx512 = baseline;
 #endif
+#undef CCCLIB_BMI2
 #undef CCCLIB_KERNELS

@@ -1,6 +1,8 @@
 // The body of a payload, read or written, and its checksum. docs/FORMAT.md.
 #pragma once
 
+#include <cstddef>
+
 #include "api/payload.h"
 #include "devices/cuda/tile.cuh"
 
@@ -60,6 +62,17 @@ class BodyReader {
       return *reinterpret_cast<const std::uint16_t*>(at);
     else
       return static_cast<std::uint32_t>(at[0]) | static_cast<std::uint32_t>(at[1]) << 8;
+  }
+
+  // The seed in the payload's header.
+  template <class Tile>
+  __device__ std::uint64_t seed(const Tile&) const {
+    const std::byte* const at = body_ - sizeof(PayloadHeader) + offsetof(PayloadHeader, seed);
+    if constexpr (Tile::kDirect) return *reinterpret_cast<const std::uint64_t*>(at);
+    std::uint64_t seed = 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) seed |= static_cast<std::uint64_t>(at[i]) << 8 * i;
+    return seed;
   }
 
   // Asks for the line of the cache at `offset` ahead of its time.

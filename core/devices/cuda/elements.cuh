@@ -71,8 +71,9 @@ struct ElementDecoder {
     return checksum_of(tile.first * sizeof(Element), lane_id(), fetched.rows);
   }
 
-  template <int kVector, bool kAdd, class Real>
-  __device__ void apply(const Fetched<kVector>& fetched, Real (&values)[kPerLane]) const {
+  template <int kVector, bool kAdd, class Tile, class Real>
+  __device__ void apply(const Tile&, const Fetched<kVector>& fetched,
+                        Real (&values)[kPerLane]) const {
 #pragma unroll
     for (int k = 0; k < kPerLane / kVector; ++k) {
       Real terms[kVector];

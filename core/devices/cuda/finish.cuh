@@ -26,6 +26,7 @@ struct Sources {
   const std::byte* payloads[kMaxSources];
   int count;
   PayloadHeader expected;
+  bool any_size;  // expected.body_bytes is the most that a body may have
 };
 
 // The parts of a launch, of which a block belongs to one.
@@ -59,10 +60,13 @@ __device__ inline PayloadHeader read_header(const std::byte* payload) {
   return std::bit_cast<PayloadHeader>(words);
 }
 
-__device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadHeader& expected) {
+__device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadHeader& expected,
+                                      bool any_size) {
   bool same = found.magic == expected.magic && found.version == expected.version &&
               found.codec == expected.codec && found.dtype == expected.dtype &&
-              found.count == expected.count && found.body_bytes == expected.body_bytes;
+              found.count == expected.count;
+  same &=
+      any_size ? found.body_bytes <= expected.body_bytes : found.body_bytes == expected.body_bytes;
   for (int i = 0; i < 4; ++i) same &= found.params[i] == expected.params[i];
   return same && found.header_check == header_check(found);
 }
@@ -70,7 +74,8 @@ __device__ inline bool is_as_expected(const PayloadHeader& found, const PayloadH
 // The last warp of all, which never has more tiles than others, looks at the headers of `count`
 // payloads: what their checksums and flags contribute. A wrong header is reported at once.
 __device__ inline Totals inspect(const std::byte* const* payloads, int count,
-                                 const PayloadHeader& expected, Report* report) {
+                                 const PayloadHeader& expected, Report* report,
+                                 bool any_size = false) {
   Totals totals{};
   if (blockIdx.x != gridDim.x - 1 || threadIdx.x < kThreads - kLanes) return totals;
   for (int first = 0; first < count; first += kLanes) {
@@ -78,7 +83,7 @@ __device__ inline Totals inspect(const std::byte* const* payloads, int count,
     const bool mine = i < count;
     PayloadHeader header{};
     if (mine) header = read_header(payloads[i]);
-    const bool wrong = mine && !is_as_expected(header, expected);
+    const bool wrong = mine && !is_as_expected(header, expected, any_size);
     if (mine && (header.flags & kHasChecksum))
       totals.read -= header.checksum;
     else if (mine)
@@ -102,13 +107,15 @@ __device__ inline Totals inspect(const std::byte* const* payloads, int count,
 }
 
 __device__ inline Totals inspect(const Sources& sources, Report* report) {
-  return inspect(sources.payloads, sources.count, sources.expected, report);
+  return inspect(sources.payloads, sources.count, sources.expected, report, sources.any_size);
 }
 
-__device__ inline void write_header(const Seal& seal, const Totals& totals) {
+__device__ inline void write_header(const Seal& seal, const Totals& totals,
+                                    const std::uint64_t* body_bytes) {
   __shared__ HeaderWords words;
   if (threadIdx.x == 0) {
     PayloadHeader header = seal.header;
+    if (body_bytes) header.body_bytes = *body_bytes;
     if (!header.origin) header.origin = totals.flags >> kOriginShift;
     if (header.origin || (totals.flags & kFoundNonFinite)) header.flags |= kHasNonFinite;
     if (seal.with_checksum) {
@@ -153,9 +160,10 @@ __device__ inline bool is_last_block(Workspace* workspace) {
 }
 
 // Adds this block's totals to its part's workspace. The last block judges what was read, seals what
-// was written, and leaves the workspace all zero.
+// was written, and leaves the workspace all zero. `body_bytes`: where a block has written how many
+// the body has, if the header in `seal` does not say.
 __device__ inline void finish(Workspace* workspaces, const Totals& mine, Report* report,
-                              const Seal* seal) {
+                              const Seal* seal, const std::uint64_t* body_bytes = nullptr) {
   Workspace* const workspace = workspaces + blockIdx.y;
   __shared__ bool last;
   __shared__ Totals all;
@@ -175,7 +183,7 @@ __device__ inline void finish(Workspace* workspaces, const Totals& mine, Report*
     }
   }
   __syncthreads();
-  if (last && seal) write_header(*seal, all);
+  if (last && seal) write_header(*seal, all, body_bytes);
 }
 
 }  // namespace cccl::cuda

@@ -6,6 +6,7 @@
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
+//   static constexpr bool kCostly;    optional: sums are encoded by a kernel of their own
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
@@ -18,12 +19,13 @@
 //   using Values;
 //   static constexpr float kZero;     what a sum of no terms is
 //   static constexpr int kVector;     for rows that read the body in the widest accesses
+//   static constexpr bool kBusy;      optional: decoding takes far longer than loading
 //   template <int kVector> struct Fetched;                                  of a tile, in a lane
 //   template <int kVector> Fetched<kVector> fetch(const Tile&, const BodyReader&) const;
 //   void prefetch(const Tile&, const BodyReader&) const;                    tile.ahead, later read
 //   std::uint64_t checksum(const Tile&, const Fetched<kVector>&) const;     what it adds
-//   template <int kVector, Into> void apply(const Fetched<kVector>&, Real (&values)[kPerLane])
-//   const;
+//   template <int kVector, bool kAdd>
+//   void apply(const Tile&, const Fetched<kVector>&, Real (&values)[kPerLane]) const;
 // };
 #pragma once
 
@@ -168,7 +170,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
       [&](const auto& tile, const auto& fetched, auto) {
         SumOf<T> tile_values[kPerLane];
         totals.read += decoder.checksum(tile, fetched);
-        decoder.template apply<kVector, false>(fetched, tile_values);
+        decoder.template apply<kVector, false>(tile, fetched, tile_values);
         write_values<T, true>(tile, part.values, tile_values);
       });
   finish(workspace, totals, report, nullptr);
@@ -263,18 +265,25 @@ struct Terms {
 #pragma unroll
     for (int j = 0; j < kCount; ++j) {
       checksum += decoder.checksum(tile, fetched[j]);
-      decoder.template apply<kVector, true>(fetched[j], sums);
+      decoder.template apply<kVector, true>(tile, fetched[j], sums);
     }
   }
 };
+
+template <class Decoder>
+inline constexpr bool kIsBusy = false;
+template <class Decoder>
+  requires(Decoder::kBusy)
+inline constexpr bool kIsBusy<Decoder> = true;
 
 // step(tile, sums of the sources' values) for each tile of this warp.
 template <int kVector, class Real, class Decoder, class Step>
 __device__ inline void for_sums(const Span& span, const Sources& sources, const Decoder& decoder,
                                 std::uint64_t& checksum, Step step) {
   using One = Terms<Decoder, kVector, 1>;
-  // As many as registers have room for.
-  constexpr int kMost = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
+  // As many as registers have room for; one where so much is done with it that others can wait.
+  constexpr int kFit = sizeof(One) <= 40 ? 4 : sizeof(One) <= 64 ? 2 : 1;
+  constexpr int kMost = kIsBusy<Decoder> ? 1 : kFit;
   using Group = Terms<Decoder, kVector, kMost>;
   const bool grouped = sources.count >= kMost;
   for_tiles<true>(

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "api/codec.h"
-#include "devices/cpu/tile_codec.h"
+#include "devices/cpu/cpu_codec.h"
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
 #include "devices/cuda/queue.h"
@@ -88,7 +88,7 @@ inline Mean mean_of(double divisor, DType dtype) {
 class CudaCodec : public Codec {
  public:
   explicit CudaCodec(std::shared_ptr<const Codec> reference)
-      : reference_(std::move(reference)), tiles_(&dynamic_cast<const TileCodec&>(*reference_)) {}
+      : reference_(std::move(reference)), on_cpu_(&dynamic_cast<const CpuCodec&>(*reference_)) {}
 
   const CodecInfo& info() const final { return reference_->info(); }
   std::string spec() const final { return reference_->spec(); }
@@ -107,32 +107,60 @@ class CudaCodec : public Codec {
 
  protected:
   Seal seal_of(const EncodeArgs& args) const {
-    return {args.out.data(), tiles_->header_for(args), args.checksum};
+    return {args.out.data(), on_cpu_->header_for(args), args.checksum};
   }
 
-  // Throws CorruptPayloadError for lengths that no payload of these values has.
+  // Throws CorruptPayloadError for lengths that no payload of these values has. Where sizes depend
+  // on the values, the least of the payloads' lengths is the most that a body may have.
   Sources sources_of(std::span<const Bytes> payloads, std::size_t count, DType dtype) const {
     if (payloads.empty() || payloads.size() > kMaxSources)
       throw UnsupportedError("a CUDA reduction takes 1 to " + std::to_string(kMaxSources) +
                              " payloads, got " + std::to_string(payloads.size()));
     Sources sources{};
-    const auto bytes = max_encoded_bytes(count, dtype);
+    const auto most = max_encoded_bytes(count, dtype);
+    const auto least = info().fixed_size ? most : sizeof(PayloadHeader);
+    auto body = most - sizeof(PayloadHeader);
     for (const Bytes payload : payloads) {
-      if (payload.size() < bytes)
+      if (payload.size() < least)
         throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
-                                  " bytes instead of " + std::to_string(bytes));
+                                  " bytes instead of " + std::to_string(least));
+      body = std::min(body, payload.size() - sizeof(PayloadHeader));
       sources.payloads[sources.count++] = payload.data();
     }
     EncodeArgs like;
     like.in = {nullptr, count, dtype};
-    like.out = {static_cast<std::byte*>(nullptr), bytes};
-    sources.expected = tiles_->header_for(like);
+    like.out = {static_cast<std::byte*>(nullptr), most};
+    sources.expected = on_cpu_->header_for(like);
+    sources.expected.body_bytes = body;
+    sources.any_size = !info().fixed_size;
     return sources;
+  }
+
+  // `units` are what tiles are made of.
+  Parts<EncodePart> encode_parts(std::span<const EncodeArgs> args, std::uint64_t units) const {
+    Parts<EncodePart> parts{};
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      const auto* const from = static_cast<const std::byte*>(args[i].in.data);
+      const bool aligned = all_aligned(from, args[i].out.data());
+      parts.parts[i] = {from, {units, args[i].position, aligned}, seal_of(args[i])};
+    }
+    return parts;
+  }
+  Parts<DecodePart> decode_parts(std::span<const DecodeArgs> args, std::uint64_t units) const {
+    Parts<DecodePart> parts{};
+    for (std::size_t i = 0; i < args.size(); ++i) {
+      const auto& [payload, out] = args[i];
+      const auto expected = sources_of({&payload, 1}, out.count, out.dtype).expected;
+      const bool aligned = all_aligned(payload.data(), out.data);
+      parts.parts[i] = {
+          static_cast<std::byte*>(out.data), {units, 0, aligned}, payload.data(), expected};
+    }
+    return parts;
   }
 
  private:
   std::shared_ptr<const Codec> reference_;
-  const TileCodec* tiles_;
+  const CpuCodec* on_cpu_;
 };
 
 template <class Coder, class T>
@@ -151,6 +179,13 @@ template <class Coder, class T>
 inline constexpr bool serves_sums =
     std::is_void_v<typename Coder::Values> ||
     std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
+
+// Whether sums are encoded by the kernel that adds them up.
+template <class Encoder>
+inline constexpr bool kFused = true;
+template <class Encoder>
+  requires(Encoder::kCostly)
+inline constexpr bool kFused<Encoder> = false;
 
 template <class Kernels>
 class CudaTileCodec : public CudaCodec {
@@ -195,8 +230,9 @@ class CudaTileCodec : public CudaCodec {
     DeviceGuard guard(on.device().index);
     const auto [_, count, dtype] = target.in;
     const auto* same = dynamic_cast<const CudaTileCodec*>(to);
-    if (same && dtype != DType::kFloat64) return same->reduce_encode_fused(*this, args, target, on);
-    // Codecs of different kinds, and doubles, meet in memory.
+    if (same && dtype != DType::kFloat64 && same->is_fused(target))
+      return same->reduce_encode_fused(*this, args, target, on);
+    // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
     const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     const Scratch scratch(count * size_of(sums), on);
     const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
@@ -227,28 +263,6 @@ class CudaTileCodec : public CudaCodec {
                  on.workspace(), on.report());
       });
     });
-  }
-
-  // `units` are what tiles are made of.
-  Parts<EncodePart> encode_parts(std::span<const EncodeArgs> args, std::uint64_t units) const {
-    Parts<EncodePart> parts{};
-    for (std::size_t i = 0; i < args.size(); ++i) {
-      const auto* const from = static_cast<const std::byte*>(args[i].in.data);
-      const bool aligned = all_aligned(from, args[i].out.data());
-      parts.parts[i] = {from, {units, args[i].position, aligned}, this->seal_of(args[i])};
-    }
-    return parts;
-  }
-  Parts<DecodePart> decode_parts(std::span<const DecodeArgs> args, std::uint64_t units) const {
-    Parts<DecodePart> parts{};
-    for (std::size_t i = 0; i < args.size(); ++i) {
-      const auto& [payload, out] = args[i];
-      const auto expected = this->sources_of({&payload, 1}, out.count, out.dtype).expected;
-      const bool aligned = all_aligned(payload.data(), out.data);
-      parts.parts[i] = {
-          static_cast<std::byte*>(out.data), {units, 0, aligned}, payload.data(), expected};
-    }
-    return parts;
   }
 
  private:
@@ -299,6 +313,12 @@ class CudaTileCodec : public CudaCodec {
     return sources;
   }
 
+  bool is_fused(const EncodeArgs& target) const {
+    bool fused = false;
+    kernels_.with_encoder(target, [&]<class Encoder>(const Encoder&) { fused = kFused<Encoder>; });
+    return fused;
+  }
+
   std::size_t reduce_encode_fused(const CudaTileCodec& first, const ReduceArgs& args,
                                   const EncodeArgs& target, const CudaQueue& on) const {
     const auto [_, count, dtype] = target.in;
@@ -309,7 +329,7 @@ class CudaTileCodec : public CudaCodec {
     first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
       kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
         if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
-                      serves_sums<Encoder, float>)
+                      serves_sums<Encoder, float> && kFused<Encoder>)
           launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), 1, span, decoder,
                  encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
       });
