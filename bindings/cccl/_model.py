@@ -44,6 +44,8 @@ class Cluster:
     ranks_per_host: int = 1
     intra_gbyte: float = 100.0
     """Between the ranks of one host, each way and rank, in GB/s."""
+    start_us: float = 0.0
+    """From a compressed all-reduce's call until all ranks send, beside its latency."""
     message_us: float = 40.0
     """What a message costs a rank at either end."""
     stack_gbyte: float = math.inf
@@ -255,5 +257,5 @@ def _pipelined(
     sockets = sent / (cluster.stack_gbyte * GIGABYTE)
     messages = 2 * (peers - 1) * chunks * cluster.message_us * MICRO
     work = codec + sockets + messages
-    alpha = cluster.latency_us * MICRO
-    return Transfer(2 * alpha + max(wire, work) + codec / chunks, work)
+    begin = (cluster.start_us + 2 * cluster.latency_us) * MICRO
+    return Transfer(begin + max(wire, work) + codec / chunks, work)

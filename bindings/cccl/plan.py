@@ -39,6 +39,7 @@ _CLUSTER = {
     "backend": ("backend", str, "NAME", " or ".join(LEAST_MESSAGE)),
     "ranks-per-host": ("ranks_per_host", int, "N", "that share a host's link"),
     "intra": ("intra_gbyte", float, "GB/s", "between ranks of one host"),
+    "start": ("start_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of a compressed all-reduce"),
     "message": ("message_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of host work per message"),
     "interference": ("interference", float, "SHARE", "of the work for hidden communication that "
                      "lengthens the computation"),

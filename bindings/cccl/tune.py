@@ -153,9 +153,9 @@ def _print(found: dict[str, Any], output: Path | None) -> None:
     _show.table(["chunk bytes", "ms"], chunks)
     cluster = found["cluster"]
     print(
-        f"link {cluster['link_gbit']:.3g} Gbit/s, latency {cluster['latency_us']:.3g} us, message "
-        f"{cluster['message_us']:.3g} us, sockets {cluster['stack_gbyte']:.3g} GB/s, interference "
-        f"{cluster['interference']:.0%}"
+        f"link {cluster['link_gbit']:.3g} Gbit/s, latency {cluster['latency_us']:.3g} us, start "
+        f"{cluster['start_us']:.3g} us, message {cluster['message_us']:.3g} us, "
+        f"sockets {cluster['stack_gbyte']:.3g} GB/s, interference {cluster['interference']:.0%}"
     )
     for name, rates in cluster["codecs"].items():
         print(f"{name}: encode {rates['encode']:.3g}, sum {rates['accumulate']:.3g}, decode "

@@ -204,7 +204,15 @@ def _cluster(
         cluster = _with_work(cluster, group, tensor, ours, rates[codec], probe)
     slowed = _interference(group, tensor, config, probe)
     work = _work(cluster, rates[codec], large, world)
-    return dataclasses.replace(cluster, interference=min(1.0, slowed / work)), notes
+    way = flat(rates[codec], 4)
+    late = statistics.median(
+        seconds - way(cluster, nbytes, world).seconds
+        for nbytes, seconds in zip(table.sizes, table.medians[codec], strict=True)
+        if nbytes >= min(large, _PROBED_LEAST)
+    )
+    return dataclasses.replace(
+        cluster, interference=min(1.0, slowed / work), start_us=max(0.0, late) / MICRO
+    ), notes
 
 
 def _with_work(
