@@ -49,6 +49,8 @@ def run(options: argparse.Namespace) -> int:
     """In each rank's process; 0 once it has measured, whatever it found."""
     if (options.parameters is None) != (options.compute is None):
         raise ConfigError("--parameters and --compute go together: a step has both")
+    if options.output is not None and not options.output.resolve().parent.is_dir():
+        raise ConfigError(f"{str(options.output)!r}: there is no such folder")
     zeros = None
     if options.input is not None:
         zeros = float(np.mean(bench.values_of(bench._load(options.input).size, options.input) == 0))
@@ -69,7 +71,10 @@ def run(options: argparse.Namespace) -> int:
         return 0
     found |= judge(found, options.parameters, options.compute, options.dtype, zeros)
     if options.output is not None:
-        options.output.write_text(profile(found))
+        try:
+            options.output.write_text(profile(found))
+        except OSError as error:
+            raise ConfigError(f"cannot write the profile: {error}") from error
     if options.json:
         print(json.dumps(plan._finite(found)))
     else:

@@ -145,7 +145,11 @@ def compare(
     if not wanted.compresses:
         raise ConfigError("profile compares plain with a codec: name one as compression_type")
     if output is not None:
-        matplotlib()  # missed now rather than when all is measured
+        matplotlib()  # missed now, on all ranks, rather than when all is measured
+        try:
+            Path(output).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"cannot make the folder {str(output)!r}: {error}") from error
     restored = current_config()
     found: dict[str, Profile] = {}
     try:
@@ -182,7 +186,6 @@ def change(plainly: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, flo
 
 def write(folder: Path, found: Mapping[str, Profile]) -> None:
     """A chrome trace of each way and a picture of a step whose length is the median."""
-    folder.mkdir(parents=True, exist_ok=True)
     ways = {}
     for name, one in found.items():
         one.trace.export_chrome_trace(str(folder / f"trace-{name}.json"))

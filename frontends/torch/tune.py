@@ -32,6 +32,7 @@ from ._call import Call
 CHUNK_SIZES = tuple(1 << bits for bits in range(16, 25))  # 64 KiB to 16 MiB
 CLEARLY = 0.95  # of the time with chunks by default, from which another size is taken
 _PROBED_LEAST, _PROBED = 1 << 20, 1 << 24  # bytes of the tensor that chunk sizes are tried with
+_PROBED_ENOUGH = 1 << 23  # from which it says something of others
 _ROUNDS = 5
 _MATRIX = 256  # rows of the products that stand for a model's computation
 
@@ -63,9 +64,10 @@ def tune(
     rates = _rates(codecs, device, probe)
     advance("codecs")
     first = config.candidates[codecs[0]]
-    chunks = _chunk_sizes(group, device, first, seconds / 3, probe)
+    nbytes, chunks = _chunk_sizes(group, device, first, seconds / 3, probe)
     chunk, fastest = min(chunks.items(), key=lambda item: item[1])
-    if chunk != "auto" and fastest < CLEARLY * chunks["auto"]:
+    better = chunk != "auto" and fastest < CLEARLY * chunks["auto"]
+    if better and nbytes >= _PROBED_ENOUGH:
         config = dataclasses.replace(config, chunk_size=int(chunk))
         probe = _probe(group, device, config)
     advance("chunk sizes")
@@ -74,6 +76,11 @@ def tune(
     crossover = {name: crossover_bytes(table, name) for name in codecs}
     best = min(codecs, key=lambda name: table.medians[name][-1])
     cluster, notes = _cluster(group, device, table, rates, config.candidates[best], best, probe)
+    if better and nbytes < _PROBED_ENOUGH:
+        notes.append(
+            f"chunk sizes were tried with {nbytes >> 20} MiB only, too little to set one: "
+            "--seconds allows more"
+        )
     advance("work for sockets and computation beside it")
     settings: dict[str, Any] = {"compression_type": PLAIN}
     if any(value is not None for value in crossover.values()):
@@ -134,9 +141,9 @@ def _chunk_sizes(
     config: Config,
     seconds: float,
     probe: Probe,
-) -> dict[str, float]:
-    """Median seconds of all-reduces for each chunk size, in turns, of a tensor as large as the
-    time allows."""
+) -> tuple[int, dict[str, float]]:
+    """Of a tensor as large as the time allows: its bytes, and median seconds of all-reduces for
+    each chunk size, in turns."""
     tensor = torch.linspace(-1, 1, _PROBED_LEAST // 4, device=device)
     all_reduce(tensor, group=group, config=config)
     once = _timed(device, lambda: all_reduce(tensor, group=group, config=config))
@@ -157,7 +164,7 @@ def _chunk_sizes(
             if number:  # the first one pays for memory and agreement
                 times[size].append(taken)
     medians = probe.slowest([statistics.median(column) for column in times.values()])
-    return dict(zip(tried, medians, strict=True))
+    return nbytes, dict(zip(tried, medians, strict=True))
 
 
 def _cluster(

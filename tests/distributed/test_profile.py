@@ -79,6 +79,7 @@ def refused() -> str:
         lambda: compare(make_compressed_step, {"compression_type": "block_float8"}, steps=1),
         lambda: compare(make_step, {"compression_type": "none"}),
         lambda: profile(lambda: None, steps=0),
+        lambda: compare(make_step, {"compression_type": "block_float8"}, output="/dev/null/x"),
     ):
         with pytest.raises(cccl.ConfigError) as error:
             call()
@@ -88,7 +89,8 @@ def refused() -> str:
 
 def test_what_cannot_be_compared_is_refused(ranks):
     for text in ranks(2)(refused):
-        first, second, third = text.splitlines()
+        first, second, third, fourth = text.splitlines()
+        assert "cannot make the folder" in fourth
         assert "leave configuration to the profiler" in first
         assert "name one" in second and "steps = 0" in third
 

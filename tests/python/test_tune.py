@@ -82,6 +82,11 @@ def test_parameters_without_computation_are_refused(capsys):
     assert "--compute" in capsys.readouterr().err
 
 
+def test_a_folder_that_is_not_there_is_refused_before_anything_is_measured(tmp_path, capsys):
+    assert main(["tune", "--output", str(tmp_path / "no" / "x.toml")]) == 2
+    assert "no such folder" in capsys.readouterr().err
+
+
 def test_without_a_launcher_it_says_how_to_start_it(monkeypatch, capsys):
     pytest.importorskip("torch", reason="tune needs torch")
     monkeypatch.delenv("RANK", raising=False)
