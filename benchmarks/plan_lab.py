@@ -31,7 +31,7 @@ from cccl import _show
 from cccl.plan import load_cluster, plan
 
 HERE = Path(__file__).resolve()
-LAYERS, WIDTH, BUCKET_MIB = 4, 1024, 4
+LAYERS, WIDTH, BUCKET_MIB = 4, 2048, 16
 OVERLAP = 2 / 3 * (1 - 1 / LAYERS)  # the backward pass after its first bucket
 CODECS = ["block_float8", "block_float4"]
 
@@ -42,9 +42,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hosts", type=int, nargs="+", default=[2, 4])
-    parser.add_argument("--rates", nargs="+", default=["500mbit", "1gbit", "2gbit"])
+    parser.add_argument("--rates", nargs="+", default=["1gbit", "2gbit", "4gbit"])
     parser.add_argument("--calibrated-at", default="1gbit", help="the rate of `cccl tune`")
-    parser.add_argument("--batch", type=int, default=48)
+    parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
     parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)

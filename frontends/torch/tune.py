@@ -176,16 +176,17 @@ def _cluster(
     codec: str,
     probe: Probe,
 ) -> tuple[Cluster, list[str]]:
-    """Latency from the smallest all-reduce, rate from the two largest, and a rank's own work."""
+    """Latency from the smallest all-reduce, rate from what the largest takes longer, and a rank's
+    own work."""
     world, notes = dist.get_world_size(group), []
     local = min(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), world)
     backend = "gloo" if device.type == "cpu" else "nccl"
-    times, (small, large) = table.medians[PLAIN], table.sizes[-2:]
+    times, large = table.medians[PLAIN], table.sizes[-1]
     hops = 2 * (world - 1)
     if backend == "nccl":
         hops = min(hops, 2 * math.ceil(math.log2(world)))
-    taken = max(times[-1] - times[-2], 1e-9)
-    rate = 2 * (world - 1) / world * (large - small) / taken  # bytes/s of payload
+    taken = max(times[-1] - times[0], 1e-9)
+    rate = 2 * (world - 1) / world * (large - table.sizes[0]) / taken  # bytes/s of payload
     cluster = Cluster(
         link_gbit=rate / GIGABIT / Cluster.efficiency,
         latency_us=times[0] / hops / MICRO,
