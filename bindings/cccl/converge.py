@@ -179,9 +179,9 @@ def _draw(runs: Sequence[Mapping[str, Any]]) -> bytes:
     plt: Any = importlib.import_module("matplotlib.pyplot")
     figure, (losses, differences) = plt.subplots(1, 2, figsize=(12, 4), layout="constrained")
     plain = {run["seed"]: run for run in runs if run["way"] == PLAIN}
-    for run in runs:
+    for run in sorted(runs, key=lambda run: run["way"] != PLAIN):  # the compressed ones on top
         colour = "#999999" if run["way"] == PLAIN else "#e45756"
-        losses.plot(run["losses"], color=colour, lw=2 if run["way"] == PLAIN else 1)
+        losses.plot(run["losses"], color=colour, lw=3 if run["way"] == PLAIN else 1)
         if run["way"] != PLAIN and run["seed"] in plain:
             both = zip(run["losses"], plain[run["seed"]]["losses"], strict=False)
             differences.plot([ours - other for ours, other in both], lw=1)
