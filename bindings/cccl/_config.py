@@ -433,16 +433,20 @@ def _nearest(key: str, known: list[str]) -> str:
 
 
 def _read_toml(path: Path) -> dict[str, Any]:
+    values = _read_toml_file(path)
+    section = values.get("cccl", values)
+    return dict(section) if isinstance(section, dict) else {"cccl": section}
+
+
+def _read_toml_file(path: Path) -> dict[str, Any]:
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with path.open("rb") as file:
-            values = tomllib.load(file)
+            return dict(tomllib.load(file))
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise ConfigError(f"{str(path)!r} is no valid TOML: {error}") from error
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
-    section = values.get("cccl", values)
-    return dict(section) if isinstance(section, dict) else {"cccl": section}
 
 
 def _environment(cls: type[Config]) -> dict[str, Any]:

@@ -102,8 +102,8 @@ class Table:
         return Choice(codec, medians[codec], quartiles[codec], plain)
 
 
-def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
-    """Measures plain and `codecs` at growing sizes, as far as the budget goes.
+def calibrate(codecs: tuple[str, ...], probe: Probe, budget: float = BUDGET) -> Table:
+    """Measures plain and `codecs` at growing sizes, as far as the budget in seconds goes.
 
     What ends it is the slowest rank's time, so that all ranks stop at the same size.
     """
@@ -114,12 +114,12 @@ def calibrate(codecs: tuple[str, ...], probe: Probe) -> Table:
         if len(rows) >= _ALWAYS:
             table = Table.of(names, rows)
             expected = sum(table.predict(curve, nbytes) for curve in table.medians.values())
-            if spent + 2 * expected > BUDGET:
+            if spent + 2 * expected > budget:
                 break
         _round(names, nbytes, probe)  # pays for memory and agreement
         rounds = [_round(names, nbytes, probe)]
         *once, spent = probe.slowest([*rounds[0], time.perf_counter() - begun])
-        left = (BUDGET - spent) / (1 if nbytes == SIZES[-1] else 3)
+        left = (budget - spent) / (1 if nbytes == SIZES[-1] else 3)
         repeats = min(_REPEATS, int(left / max(sum(once), 1e-6)))
         rounds += [_round(names, nbytes, probe) for _ in range(repeats)]
         columns = list(zip(*rounds, strict=True))

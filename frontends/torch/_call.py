@@ -145,6 +145,14 @@ class Call:
         """Sends it compressed. After a failure the work's future raises, or holds the NaN."""
         if self.input.is_cuda:
             return self._submit_to_stream()
+        if torch.autograd._profiler_enabled():  # a range until the result is there, as gloo's own
+            with torch.profiler.record_function(f"cccl:{self.collective}") as span:
+                work = self._submit_from_host(future_raises)
+                span._call_end_callbacks_on_future(work.get_future())
+            return work
+        return self._submit_from_host(future_raises)
+
+    def _submit_from_host(self, future_raises: bool) -> Work:
         output, work = self.output, Work(self.output)
         sent, received = work._kept = self._staged()
         choice, policy, begun = self.choice, self.policy, time.perf_counter()

@@ -1,0 +1,261 @@
+"""How long a training step takes, plain and compressed: an alpha-beta model of a cluster.
+
+docs/plan.md has the formulas and how far they are from measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ._config import _nearest
+from .errors import ConfigError
+
+GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
+CHUNKS = 12  # that the pipeline cuts a large tensor into, at most
+LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 384 * 1024}  # bytes, as the core's tuning has them
+
+
+@dataclasses.dataclass(frozen=True)
+class Rates:
+    """Of a codec on one rank, in GB/s of uncompressed values, all ranks of a host at work."""
+
+    bits: float
+    """Per value of the gradients' dtype, on the wire."""
+    encode: float
+    accumulate: float
+    decode: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Cluster:
+    """What the model has to know of the machines. `tune` measures it; `plan` reads it."""
+
+    link_gbit: float = 1.0
+    """Line rate of a host, each way, in Gbit/s."""
+    latency_us: float = 50.0
+    """From one rank's send to the other's receive, of an empty message."""
+    efficiency: float = 0.95
+    """Share of the line rate that is left for payloads, behind the headers of TCP and IP."""
+    backend: str = "gloo"
+    """"gloo" (plain all-reduce is a ring) or "nccl" (ring or tree)."""
+    ranks_per_host: int = 1
+    intra_gbyte: float = 100.0
+    """Between the ranks of one host, each way and rank, in GB/s."""
+    start_us: float = 0.0
+    """From a compressed all-reduce's call until all ranks send, beside its latency."""
+    message_us: float = 40.0
+    """What a message costs a rank at either end."""
+    stack_gbyte: float = math.inf
+    """Bytes that a rank can send while it receives as many, in GB/s: what sockets cost a core."""
+    interference: float = 0.0
+    """Share of the work done for hidden communication (encoding, sums, sockets) by which the
+    computation beside it becomes longer: 0 where it has cores of its own, 1 where it shares."""
+    codecs: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.name == "backend":
+                good, allowed = value in LEAST_MESSAGE, " or ".join(LEAST_MESSAGE)
+            elif field.name == "codecs":
+                good, allowed = isinstance(value, Mapping), "a table of codecs"
+            elif isinstance(value, bool) or not isinstance(value, int | float):
+                good, allowed = False, "a number"
+            elif field.name in ("efficiency", "interference"):
+                good, allowed = 0 <= value <= 1, "a number from 0 to 1"
+            elif field.name == "ranks_per_host":
+                good, allowed = isinstance(value, int) and value > 0, "an integer from 1"
+            elif field.name.endswith("_us"):
+                good, allowed = 0 <= value < math.inf, "microseconds from 0"
+            else:
+                good, allowed = value > 0, "more than 0"
+            if not good:
+                raise ConfigError(f"cluster: {field.name} = {value!r}; allowed: {allowed}")
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Cluster:
+        """From the table `[cluster]` of a profile."""
+        known = [field.name for field in dataclasses.fields(cls)]
+        for key in values:
+            if key not in known:
+                raise ConfigError(f"cluster: unknown key {key!r}{_nearest(key, known)}")
+        codecs = {}
+        for name, rates in dict(values.get("codecs", {})).items():
+            try:
+                codecs[name] = Rates(**rates)
+            except TypeError as error:
+                fields = ", ".join(field.name for field in dataclasses.fields(Rates))
+                raise ConfigError(f"cluster.codecs.{name}: {error}; it takes {fields}") from None
+        return cls(**{**values, "codecs": codecs})
+
+    @property
+    def link(self) -> float:
+        """Bytes of payload per second and host."""
+        return self.link_gbit * GIGABIT * self.efficiency
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A training step of one rank."""
+
+    gradient_bytes: float
+    value_bytes: int = 4
+    compute_seconds: float = 0.0
+    """Of a step that sends nothing."""
+    overlap: float = 0.5
+    """Share of it behind which communication can hide: the backward pass after its first bucket."""
+    bucket_bytes: float = 25 * 2**20
+
+    def __post_init__(self) -> None:
+        for name, good, allowed in (
+            ("gradient_bytes", self.gradient_bytes > 0, "more than 0"),
+            ("value_bytes", self.value_bytes in (1, 2, 4, 8), "1, 2, 4 or 8"),
+            ("compute_seconds", 0 <= self.compute_seconds < math.inf, "seconds from 0"),
+            ("overlap", 0 <= self.overlap <= 1, "a number from 0 to 1"),
+            ("bucket_bytes", self.bucket_bytes > 0, "more than 0"),
+        ):
+            if not good:
+                raise ConfigError(f"{name} = {getattr(self, name)!r}; allowed: {allowed}")
+
+    @property
+    def buckets(self) -> int:
+        """That the gradients are sent in, one after another."""
+        return max(1, round(self.gradient_bytes / self.bucket_bytes))
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+    """An all-reduce: its seconds, and those in which the rank itself works for it."""
+
+    seconds: float
+    work: float
+
+    def times(self, count: int) -> Transfer:
+        """As many, one after another."""
+        return Transfer(count * self.seconds, count * self.work)
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step's seconds, and what they are made of."""
+
+    seconds: float
+    communication: float
+    exposed: float
+    interference: float
+
+    @property
+    def share(self) -> float:
+        """Communication, hidden or not, of the step."""
+        return self.communication / self.seconds if self.seconds else 0.0
+
+
+Way = Callable[[Cluster, float, int], Transfer]  # cluster, bytes, ranks
+
+
+def plain(cluster: Cluster, nbytes: float, ranks: int) -> Transfer:
+    """Torch's own all-reduce: a ring through all hosts; with NCCL a double tree if that is less."""
+    if ranks < 2:
+        return Transfer(0.0, 0.0)
+    alpha = cluster.latency_us * MICRO
+    sent = 2 * (ranks - 1) / ranks * nbytes
+    work = sent / (cluster.stack_gbyte * GIGABYTE)
+    moved = max(sent / _rate(cluster, ranks), work)
+    hops = 2 * (ranks - 1)
+    if cluster.backend == "nccl":
+        hops = min(hops, 2 * math.ceil(math.log2(ranks)))
+    return Transfer(hops * alpha + moved, work)
+
+
+def flat(rates: Rates, value_bytes: int) -> Way:
+    """CCCL's all-reduce: every rank sends each other one its shard, and gets the means."""
+
+    def way(cluster: Cluster, nbytes: float, ranks: int) -> Transfer:
+        if ranks < 2:
+            return Transfer(0.0, 0.0)
+        small = rates.bits / (8 * value_bytes)
+        local = min(cluster.ranks_per_host, ranks)
+        away = ranks - local  # ranks on other hosts, to each of which every rank of a host sends
+        if away:
+            wire = local * 2 * away / ranks * nbytes * small / cluster.link
+        else:
+            wire = 2 * (ranks - 1) / ranks * nbytes * small / (cluster.intra_gbyte * GIGABYTE)
+        return _pipelined(cluster, rates, nbytes, small, ranks, wire)
+
+    return way
+
+
+def hierarchical(rates: Rates, value_bytes: int) -> Way:
+    """Plain sums inside each host, and flat ones of every rank's part between the hosts."""
+
+    def way(cluster: Cluster, nbytes: float, ranks: int) -> Transfer:
+        local = cluster.ranks_per_host
+        hosts = math.ceil(ranks / local)
+        if local == 1 or hosts < 2:
+            return flat(rates, value_bytes)(cluster, nbytes, ranks)
+        small = rates.bits / (8 * value_bytes)
+        inside = 2 * (local - 1) / local * nbytes / (cluster.intra_gbyte * GIGABYTE)
+        wire = 2 * (hosts - 1) / hosts * nbytes * small / cluster.link
+        between = _pipelined(cluster, rates, nbytes / local, small, hosts, wire)
+        return Transfer(between.seconds + inside, between.work)
+
+    return way
+
+
+def step(cluster: Cluster, job: Job, way: Way, ranks: int) -> Step:
+    """Communication hides behind a part of the computation and slows it; the last bucket never
+    hides."""
+    count = job.buckets
+    whole = way(cluster, job.gradient_bytes / count, ranks).times(count)
+    window = job.overlap * job.compute_seconds
+    exposed = max(whole.seconds - window, whole.seconds / count)
+    hidden = 1 - exposed / whole.seconds if whole.seconds else 0.0
+    slowed = cluster.interference * whole.work * hidden
+    seconds = job.compute_seconds + exposed + slowed
+    return Step(seconds, whole.seconds, exposed, slowed)
+
+
+def break_even_gbit(cluster: Cluster, job: Job, way: Way, ranks: int) -> float:
+    """The line rate in Gbit/s from which plain is as fast; 0 if it is at any, inf if at none."""
+
+    def gains(gbit: float) -> bool:
+        at = dataclasses.replace(cluster, link_gbit=gbit)
+        return step(at, job, way, ranks).seconds < step(at, job, plain, ranks).seconds
+
+    low, high = 1e-3, 1e5
+    if not gains(low):
+        return 0.0
+    if gains(high):
+        return math.inf
+    while high / low > 1.001:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if gains(middle) else (low, middle)
+    return low
+
+
+def _rate(cluster: Cluster, ranks: int) -> float:
+    """Bytes per second on the slowest edge of a ring."""
+    inside = cluster.intra_gbyte * GIGABYTE
+    if ranks <= cluster.ranks_per_host:
+        return inside
+    return min(inside, cluster.link) if cluster.ranks_per_host > 1 else cluster.link
+
+
+def _pipelined(
+    cluster: Cluster, rates: Rates, nbytes: float, small: float, peers: int, wire: float
+) -> Transfer:
+    """A two-shot of `peers` ranks that puts `wire` seconds on the link: whichever is longer, that
+    or the rank's own work, and one chunk's work to fill and drain the pipeline."""
+    payload = nbytes * small / peers
+    chunks = min(CHUNKS, max(1, int(payload / LEAST_MESSAGE[cluster.backend])))
+    per_byte = 1 / rates.encode + 1 / rates.accumulate + 1 / rates.decode + 1 / rates.encode / peers
+    codec = nbytes * per_byte / GIGABYTE
+    sent = 2 * (peers - 1) * payload
+    sockets = sent / (cluster.stack_gbyte * GIGABYTE)
+    messages = 2 * (peers - 1) * chunks * cluster.message_us * MICRO
+    work = codec + sockets + messages
+    begin = (cluster.start_us + 2 * cluster.latency_us) * MICRO
+    return Transfer(begin + max(wire, work) + codec / chunks, work)
