@@ -26,6 +26,12 @@ void check(const CollectiveCall& call, int size) {
                            name_of(call.out.dtype) + "; they must be the same");
   const bool gathered =
       call.collective == Collective::kReduceScatter || call.collective == Collective::kAllGather;
+  std::size_t placed = 0;
+  for (const auto& piece : call.layout ? call.layout->pieces : std::vector<Piece>{})
+    placed += piece.count;
+  if (call.store && placed != call.in.count)
+    throw ConfigError("the layout of '" + call.label + "' has " + std::to_string(placed) +
+                      " values, the tensor " + std::to_string(call.in.count));
   if (gathered != !call.counts.empty() ||
       (gathered && call.counts.size() != static_cast<std::size_t>(size)))
     throw ConfigError(std::string(name_of(call.collective)) + ": counts has " +
@@ -90,6 +96,8 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
     throw UnsupportedError("compressed collectives on a GPU take up to " +
                            std::to_string(kMostRanksOnDevice) + " ranks, this group has " +
                            std::to_string(size()) + ": send it plain");
+  if (const auto feedback = feedback_of(call); feedback.sender || feedback.owner)
+    throw UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'");
   call.contribution = codec_on(kind_, std::move(call.contribution));
   call.result = codec_on(kind_, std::move(call.result));
   const std::lock_guard lock(launching_);

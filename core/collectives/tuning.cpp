@@ -29,8 +29,9 @@ std::size_t round_up(std::size_t n, std::size_t granularity) {
 }  // namespace
 
 PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, const Codec& result,
-              DType dtype) {
-  args.granularity = std::lcm(contribution.granularity(), result.granularity());
+              DType dtype, std::size_t residual_granularity) {
+  args.granularity =
+      std::lcm(std::lcm(contribution.granularity(), result.granularity()), residual_granularity);
   args.window = tuning.window ? tuning.window : kWindow;
   const std::size_t ranks = static_cast<std::size_t>(args.size);
   const std::size_t most = args.counts.empty() ? 0 : *std::ranges::max_element(args.counts);

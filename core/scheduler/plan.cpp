@@ -74,6 +74,12 @@ std::size_t Plan::max_shard() const {
   return most;
 }
 
+std::size_t Plan::owned() const {
+  std::size_t total = 0;
+  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) total += shard(chunk, args_.rank).count;
+  return total;
+}
+
 // Where the values of `owner`'s shard of a chunk lie in the whole tensor.
 Segment Plan::shard(std::size_t chunk, int owner) const {
   const std::size_t at = is_gathered(args_.collective) ? static_cast<std::size_t>(owner) : 0;

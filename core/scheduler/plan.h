@@ -84,6 +84,9 @@ class Plan {
   // The operations of one pipeline step, in order.
   std::vector<Op> step(std::size_t step) const;
 
+  // The values whose results this rank makes, in all chunks.
+  std::size_t owned() const;
+
   // The largest payload of any buffer, in values.
   std::size_t max_shard() const;
 
