@@ -166,6 +166,24 @@ def test_statistics_say_what_was_sent(ranks, tmp_path):
     assert ranks(2)(_counted, tmp_path / "meeting") == [True, True]
 
 
+def _weights(folder, kind):
+    """What all_gather and broadcast lose nothing of, the filter leaving them out."""
+    config = cccl.Config(compression_type="block_float4", weights_type=kind)
+    with communicator(folder, config=config) as comm:
+        weights = values(0, 100_000)
+        mine = weights.copy() if comm.rank == 0 else np.zeros_like(weights)
+        assert (comm.broadcast(mine) == weights).all()
+        assert (comm.all_gather(weights) == np.tile(weights, comm.world_size)).all()
+        return sorted({row["codec"].partition("(")[0] for row in cccl.stats()["rows"]})
+
+
+@pytest.mark.parametrize("kind", ("none", "lossless", "auto"))
+def test_weights_go_without_losing_a_bit(ranks, tmp_path, kind):
+    found = ranks(2)(_weights, tmp_path / "meeting", kind)
+    codecs = {"none": ["identity"], "lossless": ["lossless"], "auto": ["identity", "lossless"]}
+    assert found == [codecs[kind]] * 2
+
+
 def _non_finite(folder):
     with communicator(folder) as comm:
         array = values(comm.rank, 4096)
