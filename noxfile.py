@@ -32,7 +32,7 @@ def demo(session: nox.Session) -> None:
 @nox.session
 def tests(session: nox.Session) -> None:
     """Run the C++ and Python tests; arguments after `--` go to pytest."""
-    install(session, "torch,test")
+    install(session, "torch,test,examples,test-mpi")
     cpp_tests(session, "tests")
     # Away from the sources, so that the installed package is what is tested.
     session.chdir("tests")

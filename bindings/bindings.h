@@ -11,6 +11,7 @@ namespace nb = nanobind;
 
 void register_errors(nb::module_& module);
 void register_codec(nb::module_& module);
+void register_state(nb::module_& module);
 void register_communicator(nb::module_& module);
 void register_cuda(nb::module_& module);
 

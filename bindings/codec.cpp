@@ -132,6 +132,7 @@ void register_codec(nb::module_& module) {
   const auto queue = "queue"_a.none() = nb::none();
   nb::class_<Codec>(module, "Codec")
       .def_prop_ro("name", [](const Codec& codec) { return codec.info().name; })
+      .def_prop_ro("predicts", [](const Codec& codec) { return codec.info().predicts; })
       .def_prop_ro("lossless", [](const Codec& codec) { return codec.info().lossless; })
       .def_prop_ro("fixed_size", [](const Codec& codec) { return codec.info().fixed_size; })
       .def_prop_ro("spec", &Codec::spec)

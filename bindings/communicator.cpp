@@ -119,7 +119,7 @@ nb::object python_error_or_none(const std::exception_ptr& error) {
 
 Collective collective_of(const std::string& name) {
   for (const auto collective : {Collective::kAllReduce, Collective::kReduceScatter,
-                                Collective::kAllGather, Collective::kBroadcast})
+                                Collective::kAllGather, Collective::kBroadcast, Collective::kSend})
     if (name == name_of(collective)) return collective;
   throw ConfigError("unknown collective '" + name + "'");
 }
@@ -135,17 +135,16 @@ RangeObserver observer_of(std::optional<nb::object> listener) {
   };
 }
 
-std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
-                             std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
-                             std::size_t out_count, std::uint8_t dtype,
-                             std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
-                             bool average, int root, std::vector<std::size_t> counts,
-                             std::size_t chunk_bytes, std::size_t window,
-                             const std::string& algorithm, std::uint64_t seed, bool checksum,
-                             bool raise_non_finite, const std::string& label,
-                             std::optional<double> deadline, double predicted, double alternative,
-                             std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
-                             std::optional<nb::object> on_done) {
+std::shared_ptr<Work> submit(
+    PythonCommunicator& communicator, const std::string& collective, std::uintptr_t in,
+    std::size_t in_count, std::uintptr_t out, std::size_t out_count, std::uint8_t dtype,
+    std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result, bool average, int root,
+    std::vector<std::size_t> counts, std::size_t chunk_bytes, std::size_t window,
+    const std::string& algorithm, std::uint64_t seed, bool checksum, bool raise_non_finite,
+    const std::string& label, std::optional<double> deadline, double predicted, double alternative,
+    std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
+    std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
+    const FeedbackSettings& feedback, std::uint64_t step, std::optional<nb::object> on_done) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
@@ -167,6 +166,10 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   call.alternative = alternative;
   call.stream = reinterpret_cast<void*>(stream);
   call.debug = debug;
+  call.store = std::move(store);
+  call.layout = std::move(layout);
+  call.feedback = feedback;
+  call.step = step;
   if (communicator.on_device()) call.observer = observer_of(std::move(observer));
   std::function<void(std::exception_ptr)> done;
   if (on_done) {
@@ -218,6 +221,7 @@ nb::list stats_rows() {
     fields["reason"] = key.reason;
     fields["world_size"] = row.world_size;
     fields["calls"] = row.calls;
+    fields["feedback_calls"] = row.feedback_calls;
     fields["timed_calls"] = row.timed_calls;
     fields["failures"] = row.failures;
     fields["values"] = row.values;
@@ -313,7 +317,9 @@ void register_communicator(nb::module_& module) {
            nb::arg("checksum") = true, nb::arg("raise_non_finite") = false, nb::arg("label") = "",
            nb::arg("deadline") = nb::none(), nb::arg("predicted") = 0.0,
            nb::arg("alternative") = 0.0, nb::arg("stream") = 0, nb::arg("debug") = false,
-           nb::arg("observer") = nb::none(), nb::arg("on_done") = nb::none())
+           nb::arg("observer") = nb::none(), nb::arg("store") = nb::none(),
+           nb::arg("layout") = nb::none(), nb::arg("feedback") = FeedbackSettings{},
+           nb::arg("step") = 0, nb::arg("on_done") = nb::none())
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

@@ -18,6 +18,7 @@ from . import _core
 from .errors import ConfigError
 
 COLLECTIVES = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+_FILTERED = (*COLLECTIVES, "send")
 _OF_WEIGHTS = ("all_gather", "broadcast")
 PLAIN = "none"
 AUTO = "auto"
@@ -63,7 +64,8 @@ class Config:
     collective's number."""
 
     collective_filter: tuple[str, ...] = ("all_reduce", "reduce_scatter")
-    """Collectives that go as `compression_type` says; the others as `weights_type`, or plain."""
+    """Collectives that go as `compression_type` says; the others as `weights_type`, or plain.
+    "send" is `cccl.cupy`'s send, recv and exchange."""
 
     weights_type: str | None = None
     """How all_gather and broadcast go where `collective_filter` does not name them: "none", plain;
@@ -79,6 +81,19 @@ class Config:
 
     threshold: float | None = None
     """Magnitude below which `sparse` drops values, more than 0. None: it drops none."""
+
+    error_feedback: str = "none"
+    """What a codec loses is kept and added to the same tensor's next values: "sender" of what each
+    rank loses, "both" of what the owner of a shard loses of the mean too, or "none". Of DDP's and
+    FSDP2's hooks and of collectives with a label, in all_reduce and reduce_scatter, on CPUs.
+    docs/feedback.md says when it helps."""
+
+    residual_type: str = "bfloat16"
+    """How that is kept: "float32", "bfloat16" or "block_float8". Two of each value: the one that a
+    step begins with lasts until the step is known to be sound."""
+
+    residual_decay: float = 1.0
+    """Factor of what is kept before it is added: more than 0 and at most 1."""
 
     chunk_size: int | str = "auto"
     """Bytes of values per pipeline chunk, all ranks' shards together ("2MiB"), or "auto". Never
@@ -101,7 +116,8 @@ class Config:
     """Raise `NotCompressedError` where something that should be compressed would go plain."""
 
     deadline: float | None = None
-    """Seconds that a wait for a peer may take; None: the process group's timeout."""
+    """Seconds that a wait for a peer may take; None: the process group's timeout, or
+    the communicator's `deadline`."""
 
     min_size: int | str = "16KiB"
     """Tensors of fewer bytes go plain where the process-group backend cannot tell a gradient from a
@@ -130,6 +146,13 @@ class Config:
                 raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
+        self._check_feedback()
+        candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
+        if any(codec is not None and codec.predicts for codec in candidates):
+            raise ConfigError(
+                f"auto_codecs = {self.auto_codecs!r}; allowed: none that predicts (diff), as what "
+                "it goes by would be of another step"
+            )
         kept = self.codec(self.weights_type)
         if kept is not None and not kept.lossless:
             raise ConfigError(
@@ -137,6 +160,33 @@ class Config:
                 "send weights through a codec that loses bits, add 'all_gather' or 'broadcast' to "
                 "collective_filter"
             )
+
+    def _check_feedback(self) -> None:
+        """Refuses error feedback where there would be none."""
+        if self.error_feedback == "none":
+            return
+        problem = ""
+        if self.codecs is None:
+            problem = f"a codec named as compression_type, which is {self.compression_type!r}"
+        elif not {"all_reduce", "reduce_scatter"} & {*self.collective_filter}:
+            problem = "all_reduce or reduce_scatter in collective_filter"
+        elif all(codec.lossless for codec in self.codecs):
+            problem = f"a codec that loses something, which {self.codecs[0].name} does not"
+        elif self.error_feedback == "sender" and self.codecs[0].lossless:
+            problem = f"a first leg that loses something, which {self.codecs[0].name} does not"
+        if problem:
+            raise ConfigError(f"error_feedback = {self.error_feedback!r} needs {problem}")
+
+    @functools.cached_property
+    def feedback(self) -> _core.FeedbackSettings | None:
+        """Settings of error feedback; None where there is none."""
+        if self.codecs is None or self.error_feedback == "none":
+            return None
+        first, second = self.codecs
+        owner = self.error_feedback == "both" and not second.lossless
+        return _core.FeedbackSettings(
+            not first.lossless, owner, self.residual_type, self.residual_decay
+        )
 
     def codec(self, name: str | None) -> _core.Codec | None:
         """The core's codec of that name with this configuration's options; None for plain."""
@@ -153,7 +203,7 @@ class Config:
             options["sparsity_threshold"] = self.sparsity_threshold
             options |= {} if self.top_k is None else {"top_k": self.top_k}
             options |= {} if self.threshold is None else {"threshold": self.threshold}
-        if "block_size" in codec.spec or codec.name == "sparse":
+        if "block_size" in codec.spec or codec.name in ("sparse", "diff"):
             options["rotation"] = self.rotation
         return _core.make_codec(name, options) if options else codec
 
@@ -170,7 +220,7 @@ class Config:
             return self
         return dataclasses.replace(
             self, compression_type=kind, weights_type=kind, result_type=None,
-            auto_codecs=("lossless",), collective_filter=_OF_WEIGHTS,
+            auto_codecs=("lossless",), collective_filter=_OF_WEIGHTS, error_feedback="none",
         )  # fmt: skip
 
     @functools.cached_property
@@ -181,6 +231,11 @@ class Config:
             return None
         second = self.codec(self.result_type)
         return first, second or first
+
+    @property
+    def remembers(self) -> bool:
+        """Whether ranks keep something of tensors between steps."""
+        return self.feedback is not None or any(c.predicts for c in self.codecs or ())
 
     @functools.cached_property
     def candidates(self) -> dict[str, Config]:
@@ -209,7 +264,8 @@ class Config:
     def unused(self) -> list[str]:
         """Settings that were changed and that no codec named here takes."""
         named = f"{self.compression_type} {self.result_type} {self.auto_codecs}"
-        fields = () if "sparse" in named else ("sparsity_threshold", "top_k", "threshold")
+        fields = [] if "sparse" in named else ["sparsity_threshold", "top_k", "threshold"]
+        fields += [] if self.feedback else ["residual_type", "residual_decay"]
         defaults = type(self).__dataclass_fields__
         return [name for name in fields if getattr(self, name) != defaults[name].default]
 
@@ -299,7 +355,7 @@ def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
-_CODECS = ", ".join([*_codec_names(), "sparse(<codec>)"])
+_CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
 
 # Of each field: what an error says is allowed, and the check.
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -317,13 +373,17 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "level": _one_of("fast", "best"),
     "rotation": _one_of("none", "hadamard"),
     "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
-    "collective_filter": (f"a list of {', '.join(COLLECTIVES)}",
-                          lambda v: isinstance(v, tuple) and all(c in COLLECTIVES for c in v)),
+    "collective_filter": (f"a list of {', '.join(_FILTERED)}",
+                          lambda v: isinstance(v, tuple) and all(c in _FILTERED for c in v)),
     "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
     "top_k": ("a share of the values, more than 0 and at most 1",
               lambda v: v is None or (isinstance(v, float) and 0 < v <= 1)),
     "threshold": ("a finite magnitude, more than 0",
                   lambda v: v is None or (isinstance(v, float) and 0 < v < float("inf"))),
+    "error_feedback": _one_of("none", "sender", "both"),
+    "residual_type": _one_of("float32", "bfloat16", "block_float8"),
+    "residual_decay": ("a number, more than 0 and at most 1",
+                       lambda v: isinstance(v, float) and 0 < v <= 1),
     "chunk_size": ("'auto', or 4096 bytes to 1024 GiB, as an integer or as '2MiB'",
                    lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
                                              and 4096 <= parse_bytes(v) <= 1 << 40)),
@@ -362,6 +422,7 @@ _CONVERT: dict[str, Callable[[Any], Any]] = {
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,
+    "residual_decay": _to_float,
     "deadline": _to_float,
 }
 

@@ -55,6 +55,14 @@ def _library_of_core(candidates: list[tuple[str, str]]) -> Library | None:
     return Library("system", path, version)
 
 
+def load_wheel() -> None:
+    """The copy in nvidia-nccl-cu12 or -cu13, for the core to find it in the process; not where
+    there is a copy already, or where one is named."""
+    found_by, path = next(_candidates())
+    if found_by == "wheel":
+        ctypes.CDLL(path)
+
+
 def version_of(path: str) -> str:
     """Loads a libnccl and asks it, e.g. "2.27.5". Raises `OSError`."""
     library = ctypes.CDLL(path)

@@ -22,7 +22,8 @@ def stats() -> dict[str, Any]:
     error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
     Where compression_type "auto" decided: `predicted_seconds` of the way taken and
     `alternative_seconds` of the best other one, to compare with `latency_seconds`.
-    The total also has `pool_bytes`, the memory held for payloads in flight.
+    `feedback_calls` counts calls with error feedback. The total also has `pool_bytes`, the memory
+    held for payloads in flight, and `state_bytes`, that of residuals.
     """
     rows = _core.stats_rows()
     for row in rows:
@@ -38,6 +39,7 @@ def stats() -> dict[str, Any]:
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
     total["ratio"] = _ratio(total)
     total["pool_bytes"] = _core.pool_bytes()
+    total["state_bytes"] = _core.state_bytes()
     total["plain_calls"] = sum(row["calls"] for row in rows if row["plain"])
     return {"total": total, "rows": rows}
 
@@ -60,6 +62,8 @@ def plain_bytes(collective: str, value_bytes: int, world_size: int) -> int:
         "reduce_scatter": others / world_size,
         "all_gather": others,
         "broadcast": 1,
+        "send": 1,
+        "recv": 0,
     }[collective]
     return round(factor * value_bytes)
 
@@ -94,8 +98,20 @@ def report() -> str:
         f"{total['bytes_sent'] / 1e6:.2f} MB sent instead of {total['plain_bytes'] / 1e6:.2f} MB: "
         f"{total['ratio']:.2f}x"
     )
+    without = sum(
+        row["calls"] - row["feedback_calls"]
+        for row in data["rows"]
+        if not row["plain"] and row["collective"] in ("all_reduce", "reduce_scatter")
+    )
+    if current_config().feedback and without:
+        text.append(f"error_feedback: {without} collectives had none, as they have no label")
     text += [
-        f"{name} has no effect: neither compression_type nor result_type is sparse"
+        f"{name} has no effect: "
+        + (
+            "there is no error feedback"
+            if name.startswith("residual_")
+            else "neither compression_type nor result_type is sparse"
+        )
         for name in current_config().unused
     ]
     return "\n".join(text)

@@ -24,7 +24,15 @@ struct CodecInfo {
   const char* name;
   std::vector<std::string> aliases;
   bool lossless;
-  bool fixed_size;  // encoded bytes depend on count and dtype alone
+  bool fixed_size;        // encoded bytes depend on count and dtype alone
+  bool predicts = false;  // uses a prediction, where it is given one
+};
+
+// What the values of a tensor may be like: known alike, to the last bit, to all who read its
+// payloads. All finite. Number 0: there is none.
+struct Prediction {
+  ConstValues values;
+  std::uint64_t number = 0;
 };
 
 struct EncodeArgs {
@@ -67,6 +75,10 @@ class Codec {
 
   // Guaranteed bound of |decode(encode(x))[i] - x[i]| per value, for finite x.
   virtual void error_bound(ConstValues in, std::span<double> bound) const = 0;
+
+  // The same codec with a prediction of the whole tensor, which must outlive it, for codecs that
+  // use one. A payload that needs it is refused by a codec with another, or with none.
+  virtual std::shared_ptr<const Codec> with_prediction(const Prediction&) const { return nullptr; }
 
   // Returns the payload's size. On a device, where values decide it, the most that it may be: the
   // header will have it. Input may have any alignment; non-finite input is legal.

@@ -78,6 +78,8 @@ class ErrorSample {
 
 class Codec;
 struct EncodeArgs;
+struct ReduceArgs;
+struct Residual;
 
 // What collectives need of a device beside its codecs.
 class Platform {
@@ -100,9 +102,20 @@ class Platform {
 
   virtual void copy(ConstValues from, Values to, Queue& queue) const = 0;
 
+  // The same with 0 in place of Inf and NaN.
+  virtual void copy_finite(ConstValues from, Values to, Queue& queue) const = 0;
+
   // Makes every value NaN, unless it is an integer: if `flag` is raised when the queue comes to it
   // or the queue's work has found damage. No flag: always.
   virtual void fill_nan(Values out, const Flag& flag, Queue& queue) const = 0;
+
+  // codec.encode() and first.reduce_encode() of values that a residual corrects, which then keeps
+  // what is lost.
+  virtual std::size_t encode(const Codec& codec, const EncodeArgs& args, const Residual& residual,
+                             Queue& queue) const = 0;
+  virtual std::size_t reduce_encode(const Codec& first, const ReduceArgs& args, const Codec& second,
+                                    const EncodeArgs& target, const Residual& residual,
+                                    Queue& queue) const = 0;
 
   // Encodes and decodes the first few thousand values of args.in once more, aside.
   virtual std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,

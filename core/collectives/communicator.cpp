@@ -10,6 +10,8 @@ namespace {
 constexpr int kMostRanksOnDevice = 64;  // a kernel reads that many payloads
 
 void check(const CollectiveCall& call, int size) {
+  if (call.collective == Collective::kSend && size == 1)
+    throw ConfigError("a send needs a rank to receive it: this group has one rank");
   if (!call.contribution || !call.result) throw ConfigError("a collective needs a codec per leg");
   for (const auto* codec : {call.contribution.get(), call.result.get()})
     if (!codec->supports(call.in.dtype))
@@ -24,6 +26,12 @@ void check(const CollectiveCall& call, int size) {
                            name_of(call.out.dtype) + "; they must be the same");
   const bool gathered =
       call.collective == Collective::kReduceScatter || call.collective == Collective::kAllGather;
+  std::size_t placed = 0;
+  for (const auto& piece : call.layout ? call.layout->pieces : std::vector<Piece>{})
+    placed += piece.count;
+  if (call.store && placed != call.in.count)
+    throw ConfigError("the layout of '" + call.label + "' has " + std::to_string(placed) +
+                      " values, the tensor " + std::to_string(call.in.count));
   if (gathered != !call.counts.empty() ||
       (gathered && call.counts.size() != static_cast<std::size_t>(size)))
     throw ConfigError(std::string(name_of(call.collective)) + ": counts has " +
@@ -40,6 +48,7 @@ void check_deadline(Seconds deadline) {
 // Sizes of input and output against the counts, for the rank that calls.
 void check_sizes(const CollectiveCall& call, int rank) {
   std::size_t in = call.in.count, out = call.in.count;
+  if (call.collective == Collective::kSend && rank == call.root) out = 0;
   if (!call.counts.empty()) {
     std::size_t total = 0;
     for (const auto count : call.counts) total += count;
@@ -87,6 +96,8 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
     throw UnsupportedError("compressed collectives on a GPU take up to " +
                            std::to_string(kMostRanksOnDevice) + " ranks, this group has " +
                            std::to_string(size()) + ": send it plain");
+  if (const auto feedback = feedback_of(call); feedback.sender || feedback.owner)
+    throw UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'");
   call.contribution = codec_on(kind_, std::move(call.contribution));
   call.result = codec_on(kind_, std::move(call.result));
   const std::lock_guard lock(launching_);

@@ -1,6 +1,7 @@
 #include "collectives/engine.h"
 
 #include <algorithm>
+#include <atomic>
 #include <thread>
 #include <utility>
 
@@ -20,6 +21,8 @@ constexpr std::uint64_t kTimedFirst = 16, kTimedOneIn = 8;
 constexpr Seconds kPatience{5};
 constexpr Seconds kForever{1e9};
 
+std::atomic<std::uint64_t> engines_made{0};
+
 std::uint64_t seed_of(std::uint64_t base, std::uint64_t sequence, std::uint64_t source) {
   return mix(base + 0x9E3779B97F4A7C15u * (sequence * 65536 + source + 1));
 }
@@ -29,6 +32,19 @@ std::string codecs_of(const CollectiveCall& call) {
   if (call.collective == Collective::kReduceScatter) return call.contribution->spec();
   const auto first = call.contribution->spec(), second = call.result->spec();
   return first == second ? first : first + " -> " + second;
+}
+
+// The two ends of a send are rows apart.
+std::string name_in_stats(const CollectiveCall& call, int rank) {
+  const bool receives = call.collective == Collective::kSend && rank != call.root;
+  return receives ? "recv" : name_of(call.collective);
+}
+
+std::string name_of(const FeedbackSettings& settings) {
+  if (!settings.sender && !settings.owner) return "";
+  return std::string(", error feedback") + (settings.sender ? " sender" : "") +
+         (settings.owner ? " owner" : "") + " " + kResidualTypes[static_cast<int>(settings.type)] +
+         " decay " + std::to_string(settings.decay);
 }
 
 std::string join(const std::vector<std::size_t>& counts) {
@@ -48,7 +64,8 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
                             std::to_string(plan.chunk) + ", window " + std::to_string(plan.window));
   signature.set("codecs", codecs_of(call));
   signature.set("checks", std::string(call.checksum ? "checksum" : "no checksum") +
-                              (call.raise_non_finite ? ", raise non-finite" : ""));
+                              (call.raise_non_finite ? ", raise non-finite" : "") +
+                              name_of(feedback_of(call)));
   return signature;
 }
 
@@ -64,9 +81,24 @@ std::string describe(const CollectiveCall& call) {
 
 }  // namespace
 
+bool predicts(const CollectiveCall& call) {
+  return call.store && call.collective == Collective::kAllReduce &&
+         (call.contribution->info().predicts || call.result->info().predicts);
+}
+
+FeedbackSettings feedback_of(const CollectiveCall& call) {
+  auto settings = call.feedback;
+  const bool possible = call.store && reduces(call.collective);
+  settings.sender &= possible && !call.contribution->info().lossless;
+  settings.owner &=
+      possible && call.collective == Collective::kAllReduce && !call.result->info().lossless;
+  return settings;
+}
+
 Engine::Engine(std::shared_ptr<Transport> transport, std::shared_ptr<const Platform> platform,
                Seconds deadline, const std::vector<void*>& streams)
-    : deadline_(deadline),
+    : number_(++engines_made),
+      deadline_(deadline),
       platform_(std::move(platform)),
       failed_(platform_->new_flag()),
       transport_(std::move(transport)) {
@@ -191,8 +223,12 @@ std::exception_ptr Engine::finish(Launched launched) {
     error = std::make_exception_ptr(NonFiniteError(
         describe(call) + " has a non-finite value" +
         (stats.origin >= 0 ? ", first from rank " + std::to_string(stats.origin) : "")));
+  if (launched.state && !error && !stats.non_finite && !launched.run.sent_non_finite)
+    call.store->succeeded(*launched.state);
   StatsRow row;
   row.calls = 1;
+  const auto feedback = feedback_of(call);
+  row.feedback_calls = launched.state && (feedback.sender || feedback.owner) ? 1 : 0;
   row.timed_calls = launched.timed && !error ? 1 : 0;
   row.failures = error ? 1 : 0;
   row.values = call.in.count;
@@ -203,8 +239,8 @@ std::exception_ptr Engine::finish(Launched launched) {
   if (!error) row.run = stats;
   row.latency =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
-  process_stats().add({call.label, name_of(call.collective), codecs_of(call), launched.algorithm,
-                       name_of(call.in.dtype), ""},
+  process_stats().add({call.label, name_in_stats(call, transport_->rank()), codecs_of(call),
+                       launched.algorithm, name_of(call.in.dtype), ""},
                       row);
   return error;
 }
@@ -253,7 +289,10 @@ void Engine::perform(Launched& launched) {
   args.root = call.root;
   args.receive_ahead = transport_->receive_ahead();
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
-  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype);
+  const auto feedback = feedback_of(call);
+  const bool remembers = feedback.sender || feedback.owner;
+  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype,
+              remembers ? residual_granularity(feedback.type) : 1);
   const Plan plan(args);
   launched.algorithm = name_of(args.algorithm);
 
@@ -291,6 +330,23 @@ void Engine::perform(Launched& launched) {
     job.tag = tag_of(sequence, digest);
     job.deadline = deadline;
     job.observer = call.observer;
+    if (remembers || predicts(call)) {
+      const auto& pieces = call.layout->pieces;
+      const auto key = (pieces.empty() ? call.label : pieces.front().name) + ", " +
+                       name_of(call.collective) + ", " + name_of(call.in.dtype);
+      launched.state = call.store->use(key, *call.layout, feedback, plan, call.step);
+      if (feedback.sender) job.sender = launched.state->sender.view(feedback.decay);
+      if (feedback.owner) job.owner = launched.state->owner.view(feedback.decay);
+      if (predicts(call)) {
+        const auto known = call.store->predict(*launched.state, call.out, number_);
+        const auto informed = [&](const auto& codec) {
+          return codec->info().predicts ? codec->with_prediction(known) : codec;
+        };
+        job.contribution = (launched.contribution = informed(call.contribution)).get();
+        job.result = (launched.result = informed(call.result)).get();
+        job.prediction = launched.state->prediction.values;
+      }
+    }
     launched.begin = queue.record();
     Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it
     launched.run =

@@ -16,6 +16,7 @@
 #include "api/codec.h"
 #include "api/transport.h"
 #include "collectives/agreement.h"
+#include "collectives/state.h"
 #include "collectives/stats.h"
 #include "collectives/tuning.h"
 #include "scheduler/pipeline.h"
@@ -25,7 +26,7 @@ namespace cccl {
 struct CollectiveCall {
   Collective collective = Collective::kAllReduce;
   ConstValues in;  // may be `out` itself
-  Values out;
+  Values out;      // empty where a send begins
   bool average = true;
   int root = 0;
   std::vector<std::size_t> counts;                    // per rank, for reduce_scatter and all_gather
@@ -40,7 +41,19 @@ struct CollectiveCall {
   void* stream = nullptr;                 // the caller's, where the device has streams
   bool debug = false;                     // the host waits for, and checks, every step
   RangeObserver observer = nullptr;
+
+  // Error feedback of a reducing collective, and the step that it is part of (0: none is known).
+  std::shared_ptr<StateStore> store;
+  std::shared_ptr<const Layout> layout;
+  FeedbackSettings feedback;
+  std::uint64_t step = 0;
 };
+
+// Whether its codecs are to use the last mean as a prediction.
+bool predicts(const CollectiveCall& call);
+
+// Which legs have feedback: those that there are and that lose something.
+FeedbackSettings feedback_of(const CollectiveCall& call);
 
 inline bool reduces(Collective collective) {
   return collective == Collective::kAllReduce || collective == Collective::kReduceScatter;
@@ -53,8 +66,10 @@ struct Launched {
   std::string algorithm = "none";
   PipelineRun run;
   bool timed = false;
-  std::exception_ptr error;           // of the launch
-  std::shared_ptr<Event> begin, end;  // of its work; no `end`: the device failed
+  std::exception_ptr error;  // of the launch
+  std::shared_ptr<TensorState> state;
+  std::shared_ptr<const Codec> contribution, result;  // with a prediction, if they use one
+  std::shared_ptr<Event> begin, end;                  // of its work; no `end`: the device failed
   Queue* queue = nullptr;
   std::function<Findings()> findings;
   bool captured = false;  // into a graph: its work runs whenever that is launched
@@ -107,6 +122,7 @@ class Engine {
   void await(Launched& launched);
   void settle(Launched& launched);  // of work that is done
 
+  const std::uint64_t number_;  // of all engines of this process
   Seconds deadline_;
   std::shared_ptr<const Platform> platform_;
   Flag failed_;                   // what is still on its way then becomes NaN

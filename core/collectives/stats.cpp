@@ -7,6 +7,7 @@ void Stats::add(const StatsKey& key, const StatsRow& row) {
   auto& total = rows_[key];
   total.calls += row.calls;
   total.timed_calls += row.timed_calls;
+  total.feedback_calls += row.feedback_calls;
   total.failures += row.failures;
   total.values += row.values;
   total.value_bytes += row.value_bytes;

@@ -19,6 +19,7 @@ struct StatsKey {
 
 struct StatsRow {
   std::uint64_t calls = 0, timed_calls = 0;  // timed: those of which `run` has times and an error
+  std::uint64_t feedback_calls = 0;          // with error feedback
   std::uint64_t failures = 0, values = 0, value_bytes = 0;
   int world_size = 0;
   bool plain = false;

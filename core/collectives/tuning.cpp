@@ -29,8 +29,9 @@ std::size_t round_up(std::size_t n, std::size_t granularity) {
 }  // namespace
 
 PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, const Codec& result,
-              DType dtype) {
-  args.granularity = std::lcm(contribution.granularity(), result.granularity());
+              DType dtype, std::size_t residual_granularity) {
+  args.granularity =
+      std::lcm(std::lcm(contribution.granularity(), result.granularity()), residual_granularity);
   args.window = tuning.window ? tuning.window : kWindow;
   const std::size_t ranks = static_cast<std::size_t>(args.size);
   const std::size_t most = args.counts.empty() ? 0 : *std::ranges::max_element(args.counts);
@@ -42,7 +43,7 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
   // Shards of a chunk, and how many of them the values of `most` are cut into.
   const bool split = args.counts.size() == 1 && args.algorithm == Algorithm::kTwoShot;
   const std::size_t owners =
-      args.collective == Collective::kBroadcast ? std::max<std::size_t>(1, ranks - 1) : ranks;
+      has_root(args.collective) ? std::max<std::size_t>(1, ranks - 1) : ranks;
   const std::size_t shards = split ? owners : 1;
   if (tuning.chunk_bytes) {
     const std::size_t values = tuning.chunk_bytes / size_of(dtype);

@@ -17,6 +17,6 @@ struct Tuning {
 
 // Completes `args` (collective, rank, size, root and counts are set). Pure: equal on all ranks.
 PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, const Codec& result,
-              DType dtype);
+              DType dtype, std::size_t residual_granularity = 1);
 
 }  // namespace cccl

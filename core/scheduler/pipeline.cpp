@@ -181,9 +181,16 @@ class Run {
   }
 
   void encode(const Codec& codec, std::uint64_t seed, const Op& op) {
-    encodes_.push_back(encode_args(op, job_.in.part(op.values.offset, op.values.count), seed));
+    const auto args = encode_args(op, job_.in.part(op.values.offset, op.values.count), seed);
+    if (!sample_.first) sample_ = {&codec, args};
+    if (job_.sender && op.kind == OpKind::kEncode) {
+      measure(&RunStats::encode, "cccl_compress",
+              [&] { platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_); });
+      run_.sent_non_finite |= is_non_finite(args.out);
+      return;
+    }
+    encodes_.push_back(args);
     encoder_ = &codec;
-    if (!sample_.first) sample_ = {&codec, encodes_.back()};
   }
 
   void run_batches() {
@@ -195,6 +202,22 @@ class Run {
             [&] { job_.result->decode_all(decodes_, queue_); });
     for (const auto& [payload, _] : decodes_) note_non_finite(payload, -1);
     decodes_.clear();
+    for (const auto& [from, to] : known_) platform_.copy_finite(from, to, queue_);
+    known_.clear();
+  }
+
+  // Of a contribution in this rank's residual, where each part of a reduce-scatter begins at a
+  // multiple of the residual's granularity.
+  std::size_t sender_place(const Op& op) const {
+    const auto& counts = plan_.args().counts;
+    if (counts.size() == 1) return op.values.offset;
+    const std::size_t step = residual_granularity(job_.sender->type);
+    std::size_t start = 0, place = 0;
+    for (int rank = 0; rank < op.index; ++rank) {
+      start += counts[rank];
+      place += (counts[rank] + step - 1) / step * step;
+    }
+    return place + op.values.offset - start;
   }
 
   // Once, while the first chunk is on its way; its values are still those that were encoded.
@@ -218,10 +241,10 @@ class Run {
     }
   }
 
-  // Of a result that is decoded: the owner made its own, but for the root's in a broadcast.
+  // Of a result that is decoded: the owner made its own, but where there is a root.
   bool is_received(const Op& op) const {
     const auto& args = plan_.args();
-    if (args.collective == Collective::kBroadcast) return args.rank != args.root;
+    if (has_root(args.collective)) return args.rank != args.root;
     return op.index != args.rank;
   }
 
@@ -238,10 +261,16 @@ class Run {
 
   void reduce(const Op& op) {
     const ConstValues shape{nullptr, op.count, job_.in.dtype};
+    const auto sources = contributions(op);
+    const auto target = encode_args(op, shape, job_.result_seed);
     measure(&RunStats::reduce, "cccl_decompress", [&] {
-      job_.contribution->reduce_encode(contributions(op), *job_.result,
-                                       encode_args(op, shape, job_.result_seed), queue_);
+      if (job_.owner)
+        platform_.reduce_encode(*job_.contribution, sources, *job_.result, target,
+                                job_.owner->from(reduced_), queue_);
+      else
+        job_.contribution->reduce_encode(sources, *job_.result, target, queue_);
     });
+    reduced_ += op.count;
   }
 
   void deliver(const Op& op) {
@@ -276,15 +305,22 @@ class Run {
       return note_non_finite(found, -1);
     }
     decodes_.push_back({found, out});
+    if (job_.prediction.data)
+      known_.push_back({out, job_.prediction.part(op.values.offset, op.values.count)});
     if (is_received(op)) run_.stats.bytes_received += found.size();
   }
 
-  // Reads a header that a codec has just checked.
-  void note_non_finite(Bytes payload, int rank) {
-    if (!on_host_) return;
+  // Of a payload whose header a codec has just written or checked.
+  static bool is_non_finite(Bytes payload) {
     PayloadHeader header;
     std::memcpy(&header, payload.data(), sizeof header);
-    if (!(header.flags & kHasNonFinite)) return;
+    return header.flags & kHasNonFinite;
+  }
+
+  void note_non_finite(Bytes payload, int rank) {
+    if (!on_host_ || !is_non_finite(payload)) return;
+    PayloadHeader header;
+    std::memcpy(&header, payload.data(), sizeof header);
     auto& stats = run_.stats;
     stats.non_finite = true;
     const int origin = header.origin ? static_cast<int>(header.origin) - 1 : rank;
@@ -329,10 +365,12 @@ class Run {
   std::vector<Request> awaited_;
   std::vector<EncodeArgs> encodes_;  // not yet done, by encoder_
   std::vector<DecodeArgs> decodes_;
+  std::vector<std::pair<ConstValues, Values>> known_;  // results, and predictions that take them
   const Codec* encoder_ = nullptr;
   std::pair<const Codec*, EncodeArgs> sample_;
   bool sampled_ = false;
   std::size_t step_ = 0;
+  std::size_t reduced_ = 0;  // values of results that this rank has made
   PipelineRun run_;
 };
 

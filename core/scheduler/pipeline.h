@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "api/codec.h"
 #include "api/device.h"
+#include "api/residual.h"
 #include "api/transport.h"
 #include "scheduler/plan.h"
 
@@ -50,6 +52,9 @@ struct PipelineJob {
   std::uint32_t tag = 0;
   Seconds deadline{0};
   RangeObserver observer = nullptr;
+  // Of this rank's contributions, and of the results it makes.
+  std::optional<Residual> sender, owner;
+  Values prediction;  // takes the output, if there is memory: what was read of it before is in use
 };
 
 // What one run moved and where its time went, in seconds of its queue.
@@ -72,6 +77,7 @@ struct PipelineRun {
   RunStats stats;
   std::vector<Span> spans;
   std::unique_ptr<ErrorSample> sample;
+  bool sent_non_finite = false;  // by this rank, looked for where it keeps a residual
 
   void settle();  // completes stats, once the queue is past the run
 };

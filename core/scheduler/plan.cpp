@@ -27,7 +27,8 @@ Segment split(Segment whole, std::size_t granularity, std::size_t parts, std::si
 }  // namespace
 
 const char* name_of(Collective collective) {
-  constexpr const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast"};
+  constexpr const char* names[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast",
+                                   "send"};
   return names[static_cast<int>(collective)];
 }
 
@@ -71,6 +72,12 @@ std::size_t Plan::max_shard() const {
   for (int owner = 0; chunks_ && owner < args_.size; ++owner)
     most = std::max(most, shard(0, owner).count);
   return most;
+}
+
+std::size_t Plan::owned() const {
+  std::size_t total = 0;
+  for (std::size_t chunk = 0; chunk < chunks_; ++chunk) total += shard(chunk, args_.rank).count;
+  return total;
 }
 
 // Where the values of `owner`'s shard of a chunk lie in the whole tensor.
@@ -126,7 +133,7 @@ void Plan::receive_contributions(std::size_t chunk, std::vector<Op>& ops) const 
   const Writer write{ops, chunk};
   const auto mine = shard(chunk, args_.rank);
   if (mine.count == 0 || args_.collective == Collective::kAllGather) return;
-  if (args_.collective == Collective::kBroadcast) {
+  if (has_root(args_.collective)) {
     if (args_.rank == args_.root) return;
     write.await(Buffer::kResult, args_.rank);
     write.add(OpKind::kReceive, Buffer::kResult, args_.rank, mine, args_.root);
@@ -142,7 +149,7 @@ void Plan::contribute(std::size_t chunk, std::vector<Op>& ops) const {
   const Writer write{ops, chunk};
   const int me = args_.rank;
   if (args_.collective == Collective::kAllGather) return;
-  if (args_.collective == Collective::kBroadcast) {
+  if (has_root(args_.collective)) {
     for (int owner = 0; me == args_.root && owner < args_.size; ++owner) {
       const auto values = shard(chunk, owner);
       if (values.count == 0) continue;
@@ -195,7 +202,7 @@ void Plan::reduce(std::size_t chunk, std::vector<Op>& ops) const {
   if (args_.algorithm == Algorithm::kOneShot) return;
   for (int d = 1; d < args_.size; ++d) {
     const int peer = (me + d) % args_.size;
-    if (args_.collective == Collective::kBroadcast && peer == args_.root) continue;
+    if (has_root(args_.collective) && peer == args_.root) continue;
     write.add(OpKind::kSend, Buffer::kResult, me, mine, peer);
   }
 }
@@ -204,7 +211,7 @@ void Plan::receive_results(std::size_t chunk, std::vector<Op>& ops) const {
   const Writer write{ops, chunk};
   if (args_.collective == Collective::kReduceScatter || args_.algorithm == Algorithm::kOneShot)
     return;
-  if (args_.collective == Collective::kBroadcast && args_.rank == args_.root) return;
+  if (has_root(args_.collective) && args_.rank == args_.root) return;
   for (int d = 1; d < args_.size; ++d) {
     const int owner = (args_.rank + args_.size - d) % args_.size;
     const auto values = shard(chunk, owner);
@@ -215,6 +222,7 @@ void Plan::receive_results(std::size_t chunk, std::vector<Op>& ops) const {
 void Plan::collect(std::size_t chunk, std::vector<Op>& ops) const {
   const Writer write{ops, chunk};
   if (args_.collective == Collective::kReduceScatter) return;
+  if (args_.collective == Collective::kSend && args_.rank == args_.root) return;
   for (int owner = 0; owner < args_.size; ++owner) {
     if (args_.algorithm == Algorithm::kOneShot && owner != args_.rank) continue;
     const auto values = shard(chunk, owner);

@@ -13,10 +13,19 @@
 
 namespace cccl {
 
-enum class Collective : std::uint8_t { kAllReduce, kReduceScatter, kAllGather, kBroadcast };
+enum class Collective : std::uint8_t {
+  kAllReduce,
+  kReduceScatter,
+  kAllGather,
+  kBroadcast,
+  kSend,  // as kBroadcast, but the root keeps its own values: it writes no output
+};
 enum class Algorithm : std::uint8_t { kTwoShot, kOneShot };
 
 const char* name_of(Collective collective);
+inline bool has_root(Collective collective) {
+  return collective == Collective::kBroadcast || collective == Collective::kSend;
+}
 const char* name_of(Algorithm algorithm);
 
 // Payload buffers of one chunk, one per rank of each kind.
@@ -74,6 +83,9 @@ class Plan {
 
   // The operations of one pipeline step, in order.
   std::vector<Op> step(std::size_t step) const;
+
+  // The values whose results this rank makes, in all chunks.
+  std::size_t owned() const;
 
   // The largest payload of any buffer, in values.
   std::size_t max_shard() const;

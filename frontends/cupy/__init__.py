@@ -1,6 +1,8 @@
-"""CCCL for CuPy: not in this version."""
+"""CCCL for CuPy: compressed collectives of CuPy arrays over NCCL, and of NumPy arrays over sockets.
 
-raise ImportError(
-    "cccl.cupy is not in this version, which compresses CPU arrays only; cccl.codec(...) takes "
-    "NumPy arrays and anything with DLPack on a CPU"
-)
+Neither torch nor, for NumPy arrays, CuPy is needed. docs/cupy.md is the guide.
+"""
+
+from ._communicator import Communicator
+
+__all__ = ["Communicator"]

@@ -14,6 +14,7 @@ from .._config import is_configured as _is_configured
 from ..errors import UnsupportedError as _UnsupportedError
 from ._collectives import all_gather, all_reduce, broadcast, reduce_scatter
 from ._groups import recover
+from ._state import StateStore, state_of
 from ._work import Work
 
 if _dist.is_available():
@@ -35,6 +36,7 @@ else:
 
 __all__ = [
     "CompressionState",
+    "StateStore",
     "Work",
     "all_gather",
     "all_reduce",
@@ -45,4 +47,5 @@ __all__ = [
     "compression_hook",
     "recover",
     "reduce_scatter",
+    "state_of",
 ]

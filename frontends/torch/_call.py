@@ -17,6 +17,7 @@ from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, inside, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
+from ._state import Memory
 from ._work import Work, is_capturing, profiler_ranges
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -38,8 +39,10 @@ def send(
     config: Any,
     label: str,
     src: int = 0,
+    memory: Memory | None = None,
 ) -> Any:
-    """A collective, compressed or plain; returns a work if `async_op`."""
+    """A collective, compressed or plain; returns a work if `async_op`. `memory`: of what error
+    feedback keeps, None where nothing tells which tensor it is."""
     config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
@@ -53,7 +56,9 @@ def send(
             if output is not input:
                 input, output = input.view(-1), output.view(-1)
             return plain.send(input, output, inside(group), async_op)
-    return Call(collective, input, output, op, group, config, label, src).run(async_op)
+    call = Call(collective, input, output, op, group, config, label, src)
+    call.memory = memory
+    return call.run(async_op)
 
 
 class Call:
@@ -77,6 +82,7 @@ class Call:
         self.input = _detached(input)
         self.output = self.input if self.in_place else _detached(output)
         self.asked, self.config = config, config.of(collective)
+        self.memory: Memory | None = None
         self.group = resolve(group)
         if self.group is None:
             return
@@ -200,6 +206,8 @@ class Call:
         config, choice = self.config, self.choice
         source, target = _real(sent), _real(received)
         part = min(source.numel(), target.numel())
+        if config.remembers and self.memory is not None:
+            more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
         return found.core.submit(
             self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
             _DTYPES[source.dtype].number, *self.config.codecs,

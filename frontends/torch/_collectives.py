@@ -9,6 +9,7 @@ import torch.distributed as dist
 
 from .._config import Config
 from ._call import send
+from ._state import Memory
 
 
 def all_reduce(
@@ -18,7 +19,7 @@ def all_reduce(
     async_op: bool = False,
     *,
     config: Config | dict[str, Any] | None = None,
-    label: str = "all_reduce",
+    label: str | None = None,
 ) -> Any:
     """Reduces `tensor` over all ranks, in place; every rank gets the same bits.
 
@@ -29,7 +30,8 @@ def all_reduce(
         group: process group; None for the default one.
         async_op: return a `Work` at once instead of waiting.
         config: settings of this call; None for those of `cccl.configure`.
-        label: the row of `cccl.stats()` that counts it.
+        label: the row of `cccl.stats()` that counts it, and the tensor's name: error feedback adds
+            to it what earlier calls with this label lost. Without one there is no feedback.
 
     Returns None, or a `Work` if `async_op`; None for a rank outside the group, as in c10d.
 
@@ -39,7 +41,10 @@ def all_reduce(
             every rank; the tensor is then NaN.
         NotCompressedError: strict mode, and it would have gone plain.
     """
-    return send("all_reduce", tensor, tensor, op, group, async_op, config, label)
+    return send(
+        "all_reduce", tensor, tensor, op, group, async_op, config, label or "all_reduce",
+        memory=Memory() if label else None,
+    )  # fmt: skip
 
 
 def reduce_scatter(
@@ -50,13 +55,16 @@ def reduce_scatter(
     async_op: bool = False,
     *,
     config: Config | dict[str, Any] | None = None,
-    label: str = "reduce_scatter",
+    label: str | None = None,
 ) -> Any:
     """Reduces `input` over all ranks and leaves each rank its part in `output`.
 
     `input` has world_size times the values of `output`. Else as `all_reduce`.
     """
-    return send("reduce_scatter", input, output, op, group, async_op, config, label)
+    return send(
+        "reduce_scatter", input, output, op, group, async_op, config, label or "reduce_scatter",
+        memory=Memory() if label else None,
+    )  # fmt: skip
 
 
 def all_gather(

@@ -11,11 +11,14 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
+from .. import _core
 from .._config import Config, current_config
 from ..errors import ClosedError, ConfigError
 from ._call import Call
 from ._groups import resolve
+from ._state import Memory, StateStore, keep_for
 from ._work import Work
 
 _log = logging.getLogger("cccl")
@@ -33,6 +36,10 @@ class CompressionState:
         self._group = None if group is None else weakref.ref(group)
         self.config = None if config is None else Config.load(config)
         self.attached = False  # by `cccl.configure`, not by the user
+        self.store = StateStore(lambda: self.group)  # of error feedback
+        self.names: Any = WeakIdKeyDictionary()  # of parameters
+        self._layouts: dict[int, tuple[list[str], Any]] = {}  # of buckets
+        self._step = 0
         self._works: list[Work] = []
         self._known: dict[Any, Call] = {}
         self._in_backward = False
@@ -53,6 +60,7 @@ class CompressionState:
 
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
+        self._step += 1
         works = self._works = []  # of this backward: one that ended early leaves nothing behind
         queue = Variable._execution_engine.queue_callback
         try:
@@ -61,6 +69,19 @@ class CompressionState:
             self._in_backward = True
         except RuntimeError:  # DDP's join() shadows the others' collectives without a backward
             self._in_backward = False
+
+    def memory(self, bucket: dist.GradBucket) -> Memory:
+        """Of a bucket's residual: it belongs to the parameters, however buckets are built."""
+        parameters = bucket.parameters()
+        for parameter in parameters:  # without a model, names are numbers in order of appearance
+            self.names.setdefault(parameter, f"parameter {len(self.names)}")
+        names = [self.names[parameter] for parameter in parameters]
+        known = self._layouts.get(bucket.index())
+        if known is None or known[0] != names:
+            counts = [p.numel() * (2 if p.is_complex() else 1) for p in parameters]
+            layout = _core.Layout(list(zip(names, counts, strict=True)))
+            known = self._layouts[bucket.index()] = names, layout
+        return Memory(self.store, known[1], self._step)
 
     def call_for(self, buffer: torch.Tensor, label: str) -> tuple[Call, str]:
         """The collective of a bucket, and why it goes plain ("" if it does not). One like an
@@ -109,6 +130,8 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     buffer = bucket.buffer()
     call, reason = state.call_for(buffer, f"bucket {bucket.index()}")
     if not reason:
+        if call.config.remembers:
+            call.memory = state.memory(bucket)
         return state.submit(call)
     plain = call.plainly(reason)
     if call.size == 1:
@@ -140,6 +163,8 @@ def compress(
             "wrap it first"
         )
     state = CompressionState(model.process_group, config)
+    for name, parameter in model.module.named_parameters():
+        state.names[parameter] = name
     try:
         model.register_comm_hook(state, compression_hook)
     except RuntimeError as error:
@@ -147,6 +172,7 @@ def compress(
             "this model has a communication hook already, which stays in place: register only "
             f"one. ({error})"
         ) from error
+    keep_for(model, state.store)
     return state
 
 

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from .._config import Config, current_config
 from ..errors import ConfigError
 from ._call import send
+from ._state import Memory, StateStore, keep_for
 
 
 def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | None = None) -> None:
@@ -40,20 +41,22 @@ def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | N
             f"no part of this {type(model).__name__} is. DistributedDataParallel: use compress()"
         )
     _check_filter(settings, "reduce_scatter", "all_gather")
+    store = StateStore(lambda: None)
     for name, module in sharded.items():
         label = f"fsdp {name}" if name else "fsdp"
         try:
-            module.set_custom_reduce_scatter(ReduceScatter(settings, label))
+            module.set_custom_reduce_scatter(ReduceScatter(settings, label, Memory(store)))
             module.set_custom_all_gather(AllGather(settings, label))
         except ValueError as error:  # parameters of one module on several meshes
             raise ConfigError(f"{label}: FSDP takes no custom collectives here: {error}") from error
+    keep_for(model, store)
 
 
 class _Comm:
     """What FSDP2 asks of a custom collective, but the call."""
 
-    def __init__(self, config: Config | None, label: str):
-        self.config, self.label = config, label
+    def __init__(self, config: Config | None, label: str, memory: Memory | None = None):
+        self.config, self.label, self.memory = config, label, memory
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -77,7 +80,7 @@ class ReduceScatter(_Comm):
             op = dist.ReduceOp.SUM
         return send(
             "reduce_scatter", input_tensor, output_tensor, op, group, async_op, self.config,
-            self.label,
+            self.label, memory=self.memory,
         )  # fmt: skip
 
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import sys
 from datetime import timedelta
 from typing import Any
 
@@ -12,36 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
+from .._channel import Notices
+from .._host import haste, memory_at
 from ..errors import DeadlineError, PeerAbortedError, TransportError
-from ._notices import Notices
-
-
-class _Haste:
-    """While transfers are under way, a thread that wants the GIL gets it after 0.05 ms instead of
-    Python's 5 ms: each message needs it, and training code may be busy in Python."""
-
-    _SECONDS = 5e-5
-
-    def __init__(self) -> None:
-        self._active: set[int] = set()
-        self._usual = 0.0
-
-    def begin(self, transport: GlooTransport) -> None:
-        """Until `end`. Threads that meet here at worst leave each other the usual interval."""
-        if not self._active and sys.getswitchinterval() > self._SECONDS:
-            self._usual = sys.getswitchinterval()
-            sys.setswitchinterval(self._SECONDS)
-        self._active.add(id(transport))
-
-    def end(self, transport: GlooTransport) -> None:
-        """No transfer is under way there."""
-        self._active.discard(id(transport))
-        if not self._active and self._usual:
-            sys.setswitchinterval(self._usual)
-            self._usual = 0.0
-
-
-_haste = _Haste()
 
 
 class GlooTransport:
@@ -63,7 +34,7 @@ class GlooTransport:
     def post(self, transfers: list[tuple[bool, int, int, int, int]]) -> list[int]:
         """Starts transfers (sends, address, bytes, peer, tag); returns a number for each."""
         gloo, numbers = self._connected(), []
-        _haste.begin(self)
+        haste.begin(self)
         for sends, address, nbytes, peer, tag in transfers:
             start = gloo.send if sends else gloo.recv
             try:
@@ -85,11 +56,11 @@ class GlooTransport:
             except RuntimeError as error:
                 raise self._failure(error, peer, seconds) from error
         if not self._works:
-            _haste.end(self)
+            haste.end(self)
 
     def abort(self, reason: str) -> None:
         """Tells the other ranks why, then closes all connections: every wait there fails."""
-        _haste.end(self)
+        haste.end(self)
         self._notices.publish(f"rank {self.rank} gave up: {reason}")
         if self._gloo is None:
             return
@@ -129,11 +100,4 @@ class GlooTransport:
 
 def _view(address: int, nbytes: int) -> torch.Tensor:
     """Pool memory as a tensor."""
-    return torch.frombuffer(_memory(address, nbytes, _WRITABLE), dtype=torch.uint8)
-
-
-# No ctypes array: each length would be a type of its own, and types stay.
-_memory = ctypes.pythonapi.PyMemoryView_FromMemory
-_memory.restype = ctypes.py_object
-_memory.argtypes = (ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int)
-_WRITABLE = 0x200  # PyBUF_WRITE
+    return torch.frombuffer(memory_at(address, nbytes), dtype=torch.uint8)

@@ -43,6 +43,11 @@ _SPARSE_OPTION_SETS: tuple[dict[str, Any], ...] = (
     {"inner": "cast_bf16", "threshold": 0.01},
     {"top_k": 0.1},
 )
+_DIFF_OPTION_SETS: tuple[dict[str, Any], ...] = (
+    {},
+    {"inner": "block_float3", "block_size": 32, "rounding": "stochastic"},
+    {"inner": "cast_bf16"},
+)
 
 
 class Case(NamedTuple):
@@ -104,6 +109,8 @@ class OnCuda:
 def _option_sets(name: str) -> list[dict[str, Any]]:
     if name == "sparse":
         return list(_SPARSE_OPTION_SETS)
+    if name == "diff":
+        return list(_DIFF_OPTION_SETS)
     if name in ("block_float6", "block_float5"):
         return [o for o in _NARROW_OPTION_SETS if "level" not in o]  # it makes no difference
     narrow = name in ("block_float3", "block_float2")

@@ -112,9 +112,12 @@ def test_pieces_cut_at_block_multiples_give_the_codes_of_the_whole(case, dtype, 
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 
-@pytest.mark.parametrize("case", [c for c in CASES if c.core.fixed_size], ids=str)
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if c.core.fixed_size and c.name != "diff"], ids=str
+)
 def test_uneven_chunks_of_a_million_values_have_the_bytes_of_the_whole(case):
-    """F018: one call against seven uneven chunks; the bodies are compared code by code."""
+    """F018: one call against seven uneven chunks; the bodies are compared code by code. (diff puts
+    positions in front: its values are compared above.)"""
     core, n = case.core, 1_000_000
     raw = make("heavy", n, "float32", np.random.default_rng(4))
     edges = [0, *(k * 1024 for k in (3, 50, 51, 400, 700, 976)), n]

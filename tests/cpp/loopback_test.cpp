@@ -187,6 +187,37 @@ TEST(Legs, MayHaveDifferentCodecs) {
       }
 }
 
+// The root's output is not there at all: whatever wrote it would crash.
+TEST(Send, GivesTheOthersWhatABroadcastGivesThem) {
+  for (const int world : {2, 3})
+    for (const std::size_t count : {0, 1, 1000, 65537}) {
+      Group sending(world), broadcasting(world);
+      auto setup = setup_of(Collective::kBroadcast, make_codec("block_float8"));
+      setup.root = world - 1;
+      setup.tuning.chunk_bytes = 32768;
+      auto expected = broadcasting.round(setup, DType::kFloat32, count);
+      ASSERT_NO_THROW(broadcasting.run(expected));
+      setup.collective = Collective::kSend;
+      auto round = sending.round(setup, DType::kFloat32, count);
+      std::vector<CollectiveCall> calls;
+      for (int rank = 0; rank < world; ++rank) calls.push_back(round.call(rank));
+      calls[setup.root].out = {nullptr, 0, DType::kFloat32};
+      for (const auto& error : sending.attempt(std::move(calls))) ASSERT_FALSE(error);
+      for (int rank = 0; rank < setup.root; ++rank)
+        ASSERT_TRUE(round.out[rank].same_bits(expected.out[rank])) << "rank " << rank;
+      ASSERT_TRUE(round.in[setup.root].same_bits(expected.in[setup.root]));
+    }
+}
+
+TEST(Send, NeedsAReceiverAndNoOutputWhereItBegins) {
+  for (const int world : {1, 2}) {
+    Group group(world);
+    auto round = group.round(setup_of(Collective::kSend, make_codec("identity")), DType::kFloat32,
+                             world == 1 ? 0 : 10);
+    EXPECT_THROW(group.rank(0).submit(round.call(0)), ConfigError);
+  }
+}
+
 TEST(Identity, SumsIntegersExactlyInManyRoundsOfMixedSizesAndCollectives) {
   constexpr int kWorld = 3, kRounds = 300;
   Group group(kWorld);

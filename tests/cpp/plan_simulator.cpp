@@ -81,7 +81,8 @@ class Rank {
   void check_end() const {
     const bool scatters = args_.collective == Collective::kReduceScatter;
     const std::size_t begin = scatters ? starts_[args_.rank] : 0;
-    const std::size_t end = scatters ? begin + args_.counts[args_.rank] : total_;
+    std::size_t end = scatters ? begin + args_.counts[args_.rank] : total_;
+    if (only_sends()) end = 0;
     for (std::size_t i = 0; i < total_; ++i)
       if (writes_[i] != (begin <= i && i < end ? 1 : 0))
         throw PlanError(where() + "value " + std::to_string(i) + " written " +
@@ -108,6 +109,9 @@ class Rank {
   }
 
  private:
+  bool only_sends() const {
+    return args_.collective == Collective::kSend && args_.rank == args_.root;
+  }
   void require(bool held, const char* rule) const {
     if (!held) throw PlanError(where() + rule);
   }
@@ -232,7 +236,7 @@ class Rank {
   void finish_transfers(const Op& op) {
     auto& done = slot(op);
     if (done.receiving) done.content = done.incoming;
-    if (done.sending && op.buffer == Buffer::kOutgoing) done.consumed = true;
+    if (done.sending && (op.buffer == Buffer::kOutgoing || only_sends())) done.consumed = true;
     done.receiving = done.sending = false;
   }
 

@@ -58,7 +58,8 @@ void for_each_plan(Collective collective, Algorithm algorithm, std::size_t recei
   args.algorithm = algorithm;
   args.receive_ahead = receive_ahead;
   for (const int size : kWorlds) {
-    const int roots = collective == Collective::kBroadcast ? size : 1;
+    if (collective == Collective::kSend && size == 1) continue;  // refused
+    const int roots = has_root(collective) ? size : 1;
     for (const auto& counts : counts_for(collective, size))
       for (const std::size_t granularity : {1, 4})
         for (const std::size_t granules : {1, 3, 16})
@@ -130,7 +131,8 @@ INSTANTIATE_TEST_SUITE_P(
                           Family{"AllReduceOneShot", Collective::kAllReduce, Algorithm::kOneShot},
                           Family{"ReduceScatter", Collective::kReduceScatter, Algorithm::kTwoShot},
                           Family{"AllGather", Collective::kAllGather, Algorithm::kTwoShot},
-                          Family{"Broadcast", Collective::kBroadcast, Algorithm::kTwoShot}),
+                          Family{"Broadcast", Collective::kBroadcast, Algorithm::kTwoShot},
+                          Family{"Send", Collective::kSend, Algorithm::kTwoShot}),
         ::testing::Values(0, 1, 2, 4)),
     [](const auto& info) {
       return std::string(std::get<0>(info.param).name) + "ReceivingAhead" +
@@ -138,8 +140,8 @@ INSTANTIATE_TEST_SUITE_P(
     });
 
 TEST(Plan, OneShotOfOtherCollectivesIsRefusedOrSound) {
-  for (const auto collective :
-       {Collective::kReduceScatter, Collective::kAllGather, Collective::kBroadcast}) {
+  for (const auto collective : {Collective::kReduceScatter, Collective::kAllGather,
+                                Collective::kBroadcast, Collective::kSend}) {
     PlanArgs args;
     args.collective = collective;
     args.algorithm = Algorithm::kOneShot;

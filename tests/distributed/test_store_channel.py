@@ -12,12 +12,12 @@ import torch.distributed as dist
 
 import cccl
 from cccl import _core
-from cccl.torch._nccl import StoreChannel
+from cccl.torch._nccl import store_channel
 
 
 def _exchange(generation):
     rank, world = dist.get_rank(), dist.get_world_size()
-    channel = StoreChannel(dist.group.WORLD, generation)
+    channel = store_channel(dist.group.WORLD, generation)
     for number in (0, 1, 5, 2**64 - 1):
         mine = bytes([rank]) * (700 + number % 3) + bytes(range(256))
         found = channel.exchange(mine, number, 20.0)
@@ -38,7 +38,7 @@ def test_ranks_exchange_bytes(ranks, world):
 
 
 def _late(generation):
-    channel = StoreChannel(dist.group.WORLD, generation)
+    channel = store_channel(dist.group.WORLD, generation)
     if dist.get_rank() == 1:
         return 0.0
     begun = time.monotonic()
@@ -52,7 +52,7 @@ def test_a_rank_that_does_not_come_is_named(ranks):
 
 
 def _told(generation):
-    channel = StoreChannel(dist.group.WORLD, generation)
+    channel = store_channel(dist.group.WORLD, generation)
     if dist.get_rank() == 1:
         channel.tell("no more memory")
         assert channel.heard(False) == ""  # its own

@@ -69,6 +69,9 @@ BAD = {
     "sparsity_threshold": [-0.1, 1.1, "half", None, True, float("nan")],
     "top_k": [0, -0.1, 1.5, "all", True, float("nan")],
     "threshold": [0, -1, "small", True, float("inf"), float("nan")],
+    "error_feedback": ["on", "auto", True, None, "owner"],
+    "residual_type": ["int8", "float16", None, 8],
+    "residual_decay": [0, -0.5, 1.5, "half", None, True, float("nan")],
     "chunk_size": [0, 4095, "4 elephants", "-1", "", None, 1.5, True, "2 KB"],
     "window": [0, 65, "two", 1.0, None, True],
     "algorithm": ["ring", None],
@@ -123,6 +126,9 @@ GOOD = {
     "sparsity_threshold": [0, 1, 0.25],
     "top_k": [None, 1, 0.01],
     "threshold": [None, 1, 1e-30],
+    "error_feedback": ["none", "sender", "both"],
+    "residual_type": ["float32", "bfloat16", "block_float8"],
+    "residual_decay": [1, 0.5, 1e-3],
     "chunk_size": ["auto", 4096, "4KiB", "2 MiB", "1MB", "8192"],
     "window": ["auto", 1, 64],
     "algorithm": ["auto", "two_shot", "one_shot"],
@@ -149,6 +155,12 @@ def test_every_documented_value_is_accepted(key, value):
         ({"compression_type": "sparse", "rotation": "hadamard"}, "rotation = 'hadamard'"),
         ({"compression_type": "sparse(block_float8)", "rotation": "hadamard"}, "rotation"),
         ({"compression_type": "sparse", "top_k": 0.1, "threshold": 0.1}, "one of top_k and"),
+        ({"compression_type": "none", "error_feedback": "both"}, "a codec named as compression_ty"),
+        ({"compression_type": "auto", "error_feedback": "both"}, "a codec named as compression_ty"),
+        ({"compression_type": "sparse", "error_feedback": "both"}, "a codec that loses something"),
+        ({"compression_type": "identity", "result_type": "block_float8",
+          "error_feedback": "sender"}, "a first leg that loses something"),
+        ({"error_feedback": "both", "collective_filter": ["broadcast"]}, "all_reduce or reduce_sc"),
     ],
 )  # fmt: skip
 def test_combinations_that_no_codec_can_do_are_refused_when_they_are_set(settings, match):
@@ -291,6 +303,28 @@ def test_auto_codecs_come_from_the_environment_too(monkeypatch):
     assert list(cccl.Config.load(None).candidates) == ["block_float8", "block_float4"]
 
 
+def test_error_feedback_has_the_legs_that_lose_something():
+    def legs(**settings):
+        found = cccl.Config(**settings).feedback
+        return found and (found.sender, found.owner)
+
+    assert legs(error_feedback="both") == (True, True)
+    assert legs(error_feedback="sender") == (True, False)
+    assert legs(error_feedback="both", result_type="identity") == (True, False)
+    assert legs(error_feedback="both", compression_type="identity", result_type="fp16") == (
+        False,
+        True,
+    )
+    assert legs() is legs(error_feedback="none") is legs(compression_type="none") is None
+
+
+def test_settings_of_residuals_that_there_are_not_are_pointed_out():
+    cccl.configure({"residual_decay": 0.5, "attach_ddp": False})
+    assert "residual_decay has no effect: there is no error feedback" in cccl.report()
+    cccl.configure({"residual_decay": 0.5, "error_feedback": "both", "attach_ddp": False})
+    assert "no effect" not in cccl.report()
+
+
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
@@ -299,6 +333,7 @@ def test_auto_codecs_come_from_the_environment_too(monkeypatch):
         ({"compression_type": "auto", "weights_type": "none"}, "none"),
         ({"compression_type": "none", "weights_type": "lossless"}, "lossless"),
         ({"weights_type": "auto"}, "auto"),
+        ({"weights_type": "lossless", "error_feedback": "both"}, "lossless"),
         ({"weights_type": "lossless", "collective_filter": ["broadcast"]}, "filter"),
     ],
     ids=str,

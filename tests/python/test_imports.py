@@ -78,17 +78,36 @@ def test_importing_the_torch_frontend_without_torch_names_what_is_missing():
     assert "ImportError" in printed and "torch" in printed
 
 
-def test_the_cupy_frontend_says_what_to_use_instead():
+def test_the_cupy_frontend_needs_neither_torch_nor_for_numpy_arrays_cupy(tmp_path):
     """F085"""
     printed = run(
-        """
-        try:
-            import cccl.cupy
-        except ImportError as error:
-            print(error)
-        """
+        f"""
+        import sys, numpy as np, cccl.cupy
+        with cccl.cupy.Communicator(0, 1, "file://{tmp_path}/meeting") as comm:
+            print(comm.all_reduce(np.ones(3)))
+        assert not {{name.split(".")[0] for name in sys.modules}} & {{"torch", "cupy", "mpi4py"}}
+        """,
+        blocked=("torch", "cupy", "mpi4py"),
     )
-    assert "cccl.codec" in printed
+    assert "[1. 1. 1.]" in printed
+
+
+def test_the_cupy_frontend_takes_cupy_arrays_without_torch(tmp_path):
+    """On a machine without a GPU, CuPy itself says so; torch is not asked for either way."""
+    pytest.importorskip("cupy", reason="its arrays")
+    printed = run(
+        f"""
+        import sys, cccl.cupy, cupy
+        with cccl.cupy.Communicator(0, 1, "file://{tmp_path}/meeting") as comm:
+            try:
+                print(comm.all_reduce(cupy.ones(3)))
+            except cupy.cuda.runtime.CUDARuntimeError as error:
+                print("no GPU:", error)
+        assert "torch" not in sys.modules
+        """,
+        blocked=("torch",),
+    )
+    assert "[1. 1. 1.]" in printed or "no GPU" in printed
 
 
 def test_bfloat16_without_a_numpy_type_for_it_needs_an_output():

@@ -75,7 +75,8 @@ class Sparse final : public CpuCodec {
   bool keeps_elements() const { return inner_->info().lossless; }
 
   template <class Real>
-  Places choose(const std::byte* elements, const Real* values, std::size_t n, DType dtype) const;
+  void choose(const std::byte* elements, const Real* values, std::size_t n, DType dtype,
+              Places& found) const;
   template <class Real>
   void decode_as(Bytes payload, Values out) const;
   void decode_elements(Bytes payload, Values out) const;
@@ -102,15 +103,13 @@ std::string Sparse::spec() const {
 
 // Looks at `elements` where values are exact, else at `values`.
 template <class Real>
-Places Sparse::choose(const std::byte* elements, const Real* values, std::size_t n,
-                      DType dtype) const {
-  Places found;
+void Sparse::choose(const std::byte* elements, const Real* values, std::size_t n, DType dtype,
+                    Places& found) const {
   if (info().lossless)
     select_elements(elements, n, size_of(dtype), found.mask);
   else
     select_values(settings_, values, n, found.mask);
   choose_form(settings_, *inner_, dtype, n, found);
-  return found;
 }
 
 class Sparse::Writer final : public PayloadWriter {
@@ -134,16 +133,20 @@ class Sparse::Writer final : public PayloadWriter {
   template <class Real>
   void write_cell(std::size_t first, std::size_t n, const std::byte* elements, const Real* values) {
     const auto dtype = args_.in.dtype;
-    const auto places = codec_.choose(elements, values, n, dtype);
+    const auto& places = places_;
+    codec_.choose(elements, values, n, dtype, places_);
     const std::size_t held = places.entry.values, bytes = codec_.inner_->body_bytes(held, dtype);
     std::memcpy(directory_ + sizeof(Entry) * (first / kCell), &places.entry, sizeof(Entry));
-    at_ = write_positions(places, n, at_);
+    values_ = at_ = write_positions(places, n, at_);
     const bool non_finite = codec_.keeps_elements() ? hold_elements(places, elements)
                                                     : hold_values(places, first, values);
     if (non_finite) header_.flags |= kHasNonFinite;
     std::fill(at_ + bytes, at_ + padded(bytes), std::byte{0});
     at_ += padded(bytes);
   }
+
+  void written(std::size_t, std::size_t n, float* values) override { written_as(n, values); }
+  void written(std::size_t, std::size_t n, double* values) override { written_as(n, values); }
 
   std::size_t finish() override {
     header_.body_bytes = static_cast<std::size_t>(at_ - args_.out.data()) - sizeof header_;
@@ -157,6 +160,18 @@ class Sparse::Writer final : public PayloadWriter {
     std::byte stored[kCell * sizeof(double)];
     if (codec_.keeps_elements()) store(args_.in.dtype, values, n, stored);
     write_cell(first, n, stored, values);
+  }
+
+  // Of the cell written last.
+  template <class Real>
+  void written_as(std::size_t n, Real* values) const {
+    const std::size_t held = places_.entry.values;
+    const Tile tile{values_, args_.in.dtype, held, 0, held, 0, args_.seed};
+    if (places_.entry.form == Form::kDense) return codec_.inner_->decode_tile(tile, values);
+    alignas(64) Real kept[kCell];
+    if (held) codec_.inner_->decode_tile(tile, kept);
+    std::fill_n(values, n, Real{0});
+    kernels_for(sizeof(Real)).scatter(bytes_of(kept), places_.at, held, bytes_of(values));
   }
 
   // Whether one of them is Inf or NaN.
@@ -187,6 +202,8 @@ class Sparse::Writer final : public PayloadWriter {
   EncodeArgs args_;
   PayloadHeader header_;
   std::byte *directory_, *at_;
+  Places places_;                // of the cell written last
+  std::byte* values_ = nullptr;  // and where its values are
 };
 
 std::unique_ptr<PayloadWriter> Sparse::writer(const EncodeArgs& args) const {
@@ -331,8 +348,9 @@ void Sparse::error_bound(ConstValues in, std::span<double> bound) const {
     if (!info().lossless)
       wide ? load(in.dtype, elements, part.count, doubles.data())
            : load(in.dtype, elements, part.count, floats.data());
-    const auto places = wide ? choose(elements, doubles.data(), part.count, in.dtype)
-                             : choose(elements, floats.data(), part.count, in.dtype);
+    Places places;
+    wide ? choose(elements, doubles.data(), part.count, in.dtype, places)
+         : choose(elements, floats.data(), part.count, in.dtype, places);
     if (places.entry.form == Form::kDense) {
       inner_->error_bound(part, of_part);
       continue;
@@ -362,7 +380,8 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
     options.refuse("threshold", "one of top_k and threshold");
   options.choice("rotation", kRotations);  // it would leave no zeros
   auto inner = std::dynamic_pointer_cast<const TileCodec>(options.inner("inner", "identity"));
-  if (!inner) options.refuse("inner", "a codec that holds every value");
+  if (!inner || !inner->may_be_inner())
+    options.refuse("inner", "a codec that holds every value, and none within another");
   auto own = info;
   own.lossless = inner->info().lossless && !settings.drops();
   return std::make_unique<Sparse>(own, std::move(inner), settings);

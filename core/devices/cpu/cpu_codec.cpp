@@ -1,13 +1,24 @@
 #include "devices/cpu/cpu_codec.h"
 
+#include <algorithm>
 #include <cstring>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
+#include "devices/cpu/residual.h"
 
 namespace cccl {
+
+void PayloadWriter::written(std::size_t, std::size_t, float*) {
+  throw Error("a codec that loses nothing leaves no residual");
+}
+
+void PayloadWriter::written(std::size_t, std::size_t, double*) {
+  throw Error("a codec that loses nothing leaves no residual");
+}
 
 PayloadHeader CpuCodec::header_for(const EncodeArgs& args) const {
   if (!supports(args.in.dtype))
@@ -54,7 +65,7 @@ PayloadHeader CpuCodec::open(Bytes payload, std::size_t count, DType dtype,
 
 // The target counts only once its header is written, after all checks.
 std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
-                                    Queue&) const {
+                                    const Residual* residual) const {
   FloatEnvironment environment;
   const auto* to = dynamic_cast<const CpuCodec*>(&second);
   if (!to) throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CPU");
@@ -66,7 +77,8 @@ std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second,
     if (!target.origin && (headers.back().flags & kHasNonFinite))
       target.origin = static_cast<std::uint32_t>(rank + 1);
   }
-  const auto writer = to->writer(target);
+  auto writer = to->writer(target);
+  if (residual) writer = correcting(std::move(writer), *residual, dtype, true);
   const auto write = [&](std::size_t first, std::size_t n, const auto* total) {
     writer->write(first, n, total);
   };
@@ -74,6 +86,23 @@ std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second,
     sum(args, headers, count, dtype, Consume<double>(write));
   else
     sum(args, headers, count, dtype, Consume<float>(write));
+  return writer->finish();
+}
+
+std::size_t CpuCodec::encode(const EncodeArgs& args, const Residual& residual) const {
+  FloatEnvironment environment;
+  const auto in = args.in;
+  const auto writer = correcting(this->writer(args), residual, in.dtype, false);
+  const auto write_as = [&]<class Real>(Real) {
+    const auto* values = in_place<const Real>(in.dtype, in.data);
+    alignas(64) Real tile[kTile];
+    for (std::size_t first = 0; first < in.count; first += kTile) {
+      const auto part = in.part(first, std::min(kTile, in.count - first));
+      if (!values) load(in.dtype, part.data, part.count, tile);
+      writer->write(first, part.count, values ? values + first : tile);
+    }
+  };
+  in.dtype == DType::kFloat64 ? write_as(double{}) : write_as(float{});
   return writer->finish();
 }
 

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "api/codec.h"
+#include "api/residual.h"
 
 namespace cccl {
 
@@ -30,6 +31,9 @@ class PayloadWriter {
   // Values from `first` on, in the accumulator's type: not rounded to their dtype yet.
   virtual void write(std::size_t first, std::size_t n, const float* values) = 0;
   virtual void write(std::size_t first, std::size_t n, const double* values) = 0;
+  // What the values written last decode to; these very ones. For codecs that lose something.
+  virtual void written(std::size_t first, std::size_t n, float* values);
+  virtual void written(std::size_t first, std::size_t n, double* values);
   virtual std::size_t finish() = 0;  // completes it with its header; its size
 };
 
@@ -40,7 +44,15 @@ class CpuCodec : public Codec {
   const CodecInfo& info() const final { return info_; }
   bool supports(DType dtype) const override { return is_floating(dtype); }
   std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
-                            Queue& queue) const final;
+                            Queue&) const final {
+    return reduce_encode(args, second, target, nullptr);
+  }
+
+  // encode() and reduce_encode() of values that a residual corrects, which then keeps what is lost.
+  std::size_t encode(const EncodeArgs& args, const Residual& residual) const;
+  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                            const Residual* residual) const;
+  using Codec::encode;
 
   // The header of a payload of these values, but for what the values decide. Throws if they cannot
   // be encoded.

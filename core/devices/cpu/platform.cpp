@@ -1,6 +1,7 @@
 #include "devices/cpu/platform.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 #include <limits>
 #include <new>
@@ -9,6 +10,7 @@
 #include "api/codec.h"
 #include "api/measure.h"
 #include "devices/cpu/convert.h"
+#include "devices/cpu/cpu_codec.h"
 #include "devices/cpu/queue.h"
 
 namespace cccl {
@@ -44,10 +46,29 @@ class CpuPlatform final : public Platform {
     if (from.bytes() && to.data != from.data) std::memcpy(to.data, from.data, from.bytes());
   }
 
+  void copy_finite(ConstValues from, Values to, Queue& queue) const override {
+    copy(from, to, queue);
+    if (!has_non_finite(from)) return;
+    const float zero = 0;
+    for (std::size_t i = 0; i < to.count; ++i)
+      if (!std::isfinite(value_at(to, i))) store(to.dtype, &zero, 1, to.part(i, 1).data);
+  }
+
   void fill_nan(Values out, const Flag& flag, Queue&) const override {
     if (!is_floating(out.dtype) || (flag && !*flag)) return;
     const float nan = std::numeric_limits<float>::quiet_NaN();
     for (std::size_t i = 0; i < out.count; ++i) store(out.dtype, &nan, 1, out.part(i, 1).data);
+  }
+
+  std::size_t encode(const Codec& codec, const EncodeArgs& args, const Residual& residual,
+                     Queue&) const override {
+    return dynamic_cast<const CpuCodec&>(codec).encode(args, residual);
+  }
+
+  std::size_t reduce_encode(const Codec& first, const ReduceArgs& args, const Codec& second,
+                            const EncodeArgs& target, const Residual& residual,
+                            Queue&) const override {
+    return dynamic_cast<const CpuCodec&>(first).reduce_encode(args, second, target, &residual);
   }
 
   std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,

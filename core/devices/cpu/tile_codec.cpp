@@ -89,6 +89,13 @@ class TileCodec::Writer final : public PayloadWriter {
     write_as(first, n, values);
   }
 
+  void written(std::size_t first, std::size_t n, float* values) override {
+    codec_.decode_tile(tile(first, n), values);
+  }
+  void written(std::size_t first, std::size_t n, double* values) override {
+    codec_.decode_tile(tile(first, n), values);
+  }
+
   std::size_t finish() override {
     sum_.write(header_);
     write_header(args_.out, header_);
@@ -98,10 +105,12 @@ class TileCodec::Writer final : public PayloadWriter {
  private:
   template <class Real>
   void write_as(std::size_t first, std::size_t n, const Real* values) {
+    if (codec_.encode_tile(tile(first, n), values)) header_.flags |= kHasNonFinite;
+    sum_.take(codec_.settled_bytes(first + n, args_.in.dtype));
+  }
+  Tile tile(std::size_t first, std::size_t n) const {
     const auto [_, count, dtype] = args_.in;
-    const Tile tile{body_.data(), dtype, count, first, n, args_.position + first, args_.seed};
-    if (codec_.encode_tile(tile, values)) header_.flags |= kHasNonFinite;
-    sum_.take(codec_.settled_bytes(first + n, dtype));
+    return {body_.data(), dtype, count, first, n, args_.position + first, args_.seed};
   }
 
   const TileCodec& codec_;

@@ -34,6 +34,9 @@ class TileCodec : public CpuCodec {
 
   virtual std::size_t body_bytes(std::size_t n, DType dtype) const = 0;
 
+  // Whether another codec may put its bodies into payloads of its own.
+  virtual bool may_be_inner() const { return true; }
+
   // Tiles begin at multiples of granularity(), and have at most kTile values. Encoding tells
   // whether a value decodes to Inf or NaN.
   virtual bool encode_tile(const Tile& tile, const float* values) const = 0;

@@ -24,6 +24,8 @@ std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
   return {static_cast<std::byte*>(memory), [](std::byte* data) { cudaFreeHost(data); }};
 }
 
+constexpr const char* kNoResiduals = "residuals are kept on CPUs only";
+
 // In the order of its queue, so that to grow needs no wait; in a capture it is the graph's own.
 class CudaAllocator final : public Allocator {
  public:
@@ -105,6 +107,17 @@ class CudaPlatform final : public Platform {
     const auto& on = cuda_queue(queue);
     launch_fill_nan(out, reinterpret_cast<const std::uint32_t*>(flag.get()), on.report(),
                     on.stream());
+  }
+
+  void copy_finite(ConstValues, Values, Queue&) const override {
+    throw UnsupportedError("predictions are kept on CPUs only");
+  }
+  std::size_t encode(const Codec&, const EncodeArgs&, const Residual&, Queue&) const override {
+    throw UnsupportedError(kNoResiduals);
+  }
+  std::size_t reduce_encode(const Codec&, const ReduceArgs&, const Codec&, const EncodeArgs&,
+                            const Residual&, Queue&) const override {
+    throw UnsupportedError(kNoResiduals);
   }
 
   std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,

@@ -1,4 +1,4 @@
-"""Processes as ranks over gloo, kept alive between tests."""
+"""Processes as ranks, in a group of torch or of none, kept alive between tests."""
 
 from __future__ import annotations
 
@@ -50,15 +50,16 @@ def _init_group(rank: int, world: int, backend: str) -> None:
     dist.init_process_group(backend, timeout=timedelta(seconds=_GROUP_SECONDS), device_id=device)
 
 
-def _work(rank: int, world: int, port: int, connection: Any, backend: str) -> None:
-    import torch
-
+def _work(rank: int, world: int, port: int, connection: Any, backend: str | None) -> None:
     import cccl
 
     for variable in [v for v in os.environ if v.startswith("CCCL_")]:
         del os.environ[variable]
     faulthandler.enable()
-    torch.set_num_threads(1)
+    if backend is not None:
+        import torch
+
+        torch.set_num_threads(1)
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
                       WORLD_SIZE=str(world), LOCAL_RANK=str(rank))  # fmt: skip
     if backend:
@@ -71,7 +72,8 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str) -> No
             return
         cccl.reset_stats()
         cccl.configure(cccl.Config(attach_ddp=False))
-        torch.manual_seed(0)
+        if backend is not None:
+            torch.manual_seed(0)
         faulthandler.dump_traceback_later(seconds)
         try:
             outcome: tuple[Any, str] = (job(*arguments), "")
@@ -89,9 +91,9 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str) -> No
 
 
 class Ranks:
-    """`world` processes of one group, of a backend or, with "", of none."""
+    """`world` processes of one group, of a backend or, with "", of none. None: without torch."""
 
-    def __init__(self, world: int, *, backend: str = "gloo"):
+    def __init__(self, world: int, *, backend: str | None = "gloo"):
         self.world = world
         port = free_port()
         self._connections, self._processes = [], []
@@ -175,7 +177,7 @@ class Ranks:
 class Pools:
     """One set of processes per world size, started anew where a test left one unusable."""
 
-    def __init__(self, backend: str = "gloo") -> None:
+    def __init__(self, backend: str | None = "gloo") -> None:
         self._backend = backend
         self._pools: dict[int, Ranks] = {}
 

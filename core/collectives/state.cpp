@@ -1,0 +1,300 @@
+#include "collectives/state.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <set>
+#include <utility>
+
+#include "devices/cpu/residual.h"
+
+namespace cccl {
+namespace {
+
+std::atomic<std::size_t> kept_bytes{0};
+
+std::size_t padded(std::size_t n, std::size_t to) { return (n + to - 1) / to * to; }
+
+// What places the values of a contribution's residual.
+std::string kind_of_sender(const Plan& plan) {
+  const auto& args = plan.args();
+  if (args.collective == Collective::kAllReduce) return "";
+  std::string kind = name_of(args.collective);
+  for (const auto count : args.counts) kind += " " + std::to_string(count);
+  return kind;
+}
+
+std::string kind_of_owner(const Plan& plan) {
+  const auto& args = plan.args();
+  return std::string(name_of(args.algorithm)) + ", rank " + std::to_string(args.rank) + " of " +
+         std::to_string(args.size) + ", chunk " + std::to_string(args.chunk) + ", granularity " +
+         std::to_string(args.granularity);
+}
+
+// The step's residual becomes what is kept, if all went well.
+void settle(TensorState& state, bool sound) {
+  if (state.used && sound) {
+    state.sender.accept();
+    state.owner.accept();
+  }
+  state.used = state.sound = false;
+}
+
+SavedResidual saved(const ResidualMemory& memory) {
+  const auto content = memory.content();
+  return {memory.type(), memory.count(), memory.kind(), {content.begin(), content.end()}};
+}
+
+}  // namespace
+
+void ResidualMemory::begin(ResidualType type, std::size_t count, const std::string& kind,
+                           Allocator& allocator) {
+  type_ = type;
+  count_ = count;
+  kind_ = kind;
+  stride_ = padded(residual_bytes(type, count), kPayloadAlignment);
+  current_ = 0;
+  memory_ = allocator.allocate(std::max<std::size_t>(2 * stride_, 1));
+  std::memset(memory_.get(), 0, 2 * stride_);
+}
+
+Residual ResidualMemory::view(float decay) const {
+  return {type_, half(current_), half(current_ ^ 1), count_, 0, decay};
+}
+
+MutableBytes ResidualMemory::content() const {
+  if (!memory_) return {};
+  return {half(current_), residual_bytes(type_, count_)};
+}
+
+void ResidualMemory::read(std::size_t first, std::size_t n, float* values) const {
+  const std::size_t step = residual_granularity(type_);
+  float tile[kTile];
+  while (n > 0) {
+    const std::size_t begin = first / step * step, skipped = first - begin;
+    const std::size_t found = std::min(kTile, count_ - begin),
+                      wanted = std::min(n, found - skipped);
+    load_residual(type_, half(current_), count_, begin, found, tile);
+    values = std::copy_n(tile + skipped, wanted, values);
+    first += wanted;
+    n -= wanted;
+  }
+}
+
+void ResidualMemory::write(const std::vector<float>& values) {
+  for (std::size_t first = 0; first < count_; first += kTile)
+    store_residual(type_, values.data() + first, count_, first, std::min(kTile, count_ - first),
+                   half(current_));
+}
+
+StateStore::StateStore(std::shared_ptr<const Platform> platform)
+    : queue_(platform->new_queue()), allocator_(platform->allocator_for(*queue_)) {}
+
+StateStore::~StateStore() { kept_bytes -= bytes_; }
+
+std::shared_ptr<TensorState> StateStore::use(const std::string& key, const Layout& layout,
+                                             const FeedbackSettings& settings, const Plan& plan,
+                                             std::uint64_t step) {
+  const std::lock_guard lock(mutex_);
+  if (step != step_) end_step();
+  step_ = step;
+  const auto found = tensors_.find(key);
+  auto state = found == tensors_.end() ? nullptr : found->second;
+  if (state) settle(*state, state->sound);
+  std::size_t count = 0;
+  for (const auto part : plan.args().counts)
+    count += plan.args().collective == Collective::kAllReduce
+                 ? part
+                 : padded(part, residual_granularity(settings.type));
+  const auto kind = kind_of_sender(plan);
+  const bool known = state && state->layout == layout;
+  if (!known) {
+    if (state && !(state->owner.empty() && (kind.empty() || state->sender.empty()))) ++resets_;
+    state = std::make_shared<TensorState>();
+    state->key = key;
+    state->layout = layout;
+  }
+  bool changed = renew(state->sender, settings.sender, settings, count, kind);
+  changed |= renew(state->owner, settings.owner, settings, plan.owned(), kind_of_owner(plan));
+  if (!known) {
+    if (settings.sender && kind.empty()) take_over(*state);
+    put(state);
+  }
+  if (changed || !known) count_bytes();
+  state->used = true;
+  return state;
+}
+
+// Whether the memory is another now.
+bool StateStore::renew(ResidualMemory& memory, bool wanted, const FeedbackSettings& settings,
+                       std::size_t count, const std::string& kind) {
+  if (wanted ? memory.holds(settings.type, count, kind) : memory.empty()) return false;
+  if (!memory.empty()) ++resets_;
+  memory = {};
+  if (wanted) memory.begin(settings.type, count, kind, *allocator_);
+  return true;
+}
+
+// Collects the residuals of its parameters from where they were.
+void StateStore::take_over(TensorState& state) {
+  std::vector<float> values(state.sender.count());
+  std::size_t first = 0;
+  bool moved = false;
+  for (const auto& [name, count] : state.layout.pieces) {
+    if (const auto found = pieces_.find(name); found != pieces_.end()) {
+      auto& [old, at, length] = found->second;
+      settle(*old, old->sound);
+      const auto& sender = old->sender;
+      if (length == count && sender.kind().empty() && at + count <= sender.count()) {
+        sender.read(at, count, values.data() + first);
+        moved = true;
+      } else if (!sender.empty()) {
+        ++resets_;
+      }
+    }
+    first += count;
+  }
+  if (!moved) return;
+  state.sender.write(values);
+  ++moves_;
+}
+
+// As the place of its parameters. A tensor all of whose parameters went elsewhere is forgotten.
+void StateStore::put(const std::shared_ptr<TensorState>& state) {
+  tensors_[state->key] = state;
+  state->pieces = state->layout.pieces.size();
+  std::size_t first = 0;
+  for (const auto& [name, count] : state->layout.pieces) {
+    auto& place = pieces_[name];
+    if (auto& old = place.state; old && --old->pieces == 0) {
+      const auto entry = tensors_.find(old->key);
+      if (entry != tensors_.end() && entry->second == old) tensors_.erase(entry);
+    }
+    place = {state, first, count};
+    first += count;
+  }
+}
+
+Prediction StateStore::predict(TensorState& state, ConstValues like, std::uint64_t engine) {
+  const std::lock_guard lock(mutex_);
+  auto& known = state.prediction;
+  if (known.engine != engine || known.values.count != like.count ||
+      known.values.dtype != like.dtype) {
+    known = {};
+    known.memory = allocator_->allocate(std::max<std::size_t>(like.bytes(), 1));
+    known.values = {known.memory.get(), like.count, like.dtype};
+    known.engine = engine;
+    count_bytes();
+  }
+  return {known.values, known.number++};
+}
+
+void StateStore::succeeded(TensorState& state) {
+  const std::lock_guard lock(mutex_);
+  state.sound = true;
+}
+
+// A step that was not sound in one tensor is skipped as a whole: an optimizer takes all of its
+// gradients or none.
+void StateStore::end_step() {
+  bool sound = true;
+  if (step_ != 0)
+    for (const auto& [_, state] : tensors_)
+      if (state->used) sound &= state->sound;
+  for (const auto& [_, state] : tensors_) settle(*state, sound && state->sound);
+}
+
+void StateStore::reset() {
+  const std::lock_guard lock(mutex_);
+  tensors_.clear();
+  pieces_.clear();
+  step_ = 0;
+  count_bytes();
+}
+
+std::vector<SavedState> StateStore::save() {
+  const std::lock_guard lock(mutex_);
+  end_step();
+  std::vector<SavedState> all;
+  std::set<const TensorState*> seen;
+  for (const auto& [_, place] : pieces_) {
+    const auto& state = *place.state;
+    if (!seen.insert(&state).second) continue;
+    all.push_back({state.key, state.layout, saved(state.sender), saved(state.owner)});
+  }
+  return all;
+}
+
+void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
+  const std::lock_guard lock(mutex_);
+  const auto fill = [&](const SavedResidual& from, ResidualMemory& to) {
+    if (from.bytes.empty()) return;
+    if (from.count > from.bytes.size() ||
+        from.bytes.size() != residual_bytes(from.type, from.count))
+      throw ConfigError("a saved residual of " + std::to_string(from.count) + " values has " +
+                        std::to_string(from.bytes.size()) + " bytes instead of " +
+                        std::to_string(residual_bytes(from.type, from.count)));
+    to.begin(from.type, from.count, from.kind, *allocator_);
+    std::ranges::copy(from.bytes, to.content().begin());
+  };
+  const bool folds = ranks.size() > 1;
+  std::vector<std::shared_ptr<TensorState>> states;
+  for (const auto& saved : ranks.empty() ? std::vector<SavedState>{} : ranks.front()) {
+    if (folds && !saved.sender.kind.empty()) continue;  // parts of another number of ranks
+    auto& state = states.emplace_back(std::make_shared<TensorState>());
+    state->key = saved.key;
+    state->layout = saved.layout;
+    fill(saved.sender, state->sender);
+    if (!folds) fill(saved.owner, state->owner);
+    if (!folds || state->sender.empty()) continue;
+    std::vector<float> sum(state->sender.count()), one(state->sender.count());
+    for (const auto& rank : ranks) {
+      const auto same = std::ranges::find(rank, saved.key, &SavedState::key);
+      if (same == rank.end() || same->layout != saved.layout ||
+          same->sender.count != saved.sender.count)
+        throw ConfigError("the saved states of ranks differ at '" + saved.key +
+                          "': load those of one and the same step");
+      ResidualMemory other;
+      fill(same->sender, other);
+      other.read(0, one.size(), one.data());
+      for (std::size_t i = 0; i < sum.size(); ++i)
+        sum[i] += one[i] / static_cast<float>(ranks.size());
+    }
+    state->sender.write(sum);
+  }
+  tensors_.clear();
+  pieces_.clear();
+  step_ = 0;
+  for (const auto& state : states) put(state);
+  count_bytes();
+}
+
+void StateStore::count_bytes() {
+  std::set<const TensorState*> seen;
+  std::size_t bytes = 0;
+  for (const auto& [_, place] : pieces_)
+    if (seen.insert(place.state.get()).second)
+      bytes += place.state->sender.bytes() + place.state->owner.bytes() +
+               place.state->prediction.bytes();
+  kept_bytes += bytes - bytes_;
+  bytes_ = bytes;
+}
+
+std::size_t StateStore::bytes() const {
+  const std::lock_guard lock(mutex_);
+  return bytes_;
+}
+
+std::uint64_t StateStore::resets() const {
+  const std::lock_guard lock(mutex_);
+  return resets_;
+}
+
+std::uint64_t StateStore::moves() const {
+  const std::lock_guard lock(mutex_);
+  return moves_;
+}
+
+std::size_t StateStore::process_bytes() { return kept_bytes; }
+
+}  // namespace cccl

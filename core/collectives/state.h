@@ -1,0 +1,155 @@
+// What a rank keeps of tensors between steps: residuals of error feedback, and the last mean as a
+// prediction of the next.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "api/codec.h"
+#include "api/device.h"
+#include "api/residual.h"
+#include "devices/cpu/platform.h"
+#include "scheduler/plan.h"
+
+namespace cccl {
+
+// The parameters that a tensor is made of, in order.
+struct Piece {
+  std::string name;
+  std::size_t count;
+  bool operator==(const Piece&) const = default;
+};
+struct Layout {
+  std::vector<Piece> pieces;
+  bool operator==(const Layout&) const = default;
+};
+
+struct FeedbackSettings {
+  bool sender = false, owner = false;  // of the first leg and of the second
+  ResidualType type = ResidualType::kBFloat16;
+  float decay = 1;
+};
+
+// A residual, and the one that takes its place once the step is known to be sound.
+class ResidualMemory {
+ public:
+  // All zero.
+  void begin(ResidualType type, std::size_t count, const std::string& kind, Allocator& allocator);
+  bool holds(ResidualType type, std::size_t count, const std::string& kind) const {
+    return memory_ && type == type_ && count == count_ && kind == kind_;
+  }
+  bool empty() const { return !memory_; }
+  void accept() { current_ ^= 1; }
+
+  Residual view(float decay) const;
+  std::size_t count() const { return count_; }
+  std::size_t bytes() const { return memory_ ? 2 * stride_ : 0; }
+
+  // Any values of it, as floats, and all of them anew.
+  void read(std::size_t first, std::size_t n, float* values) const;
+  void write(const std::vector<float>& values);
+
+  ResidualType type() const { return type_; }
+  const std::string& kind() const { return kind_; }
+  MutableBytes content() const;  // what is kept
+
+ private:
+  std::byte* half(int which) const { return memory_.get() + which * stride_; }
+
+  ResidualType type_ = ResidualType::kFloat32;
+  std::size_t count_ = 0, stride_ = 0;
+  std::string kind_;  // of the plan that places its values
+  int current_ = 0;
+  std::shared_ptr<std::byte> memory_;
+};
+
+// The last mean. It holds for one engine: another one's ranks may have seen other means.
+struct PredictionMemory {
+  std::shared_ptr<std::byte> memory;
+  Values values;
+  std::uint64_t number = 0;  // of means that it has seen
+  std::uint64_t engine = 0;
+
+  std::size_t bytes() const { return memory ? values.bytes() : 0; }
+};
+
+struct TensorState {
+  std::string key;
+  Layout layout;
+  ResidualMemory sender, owner;
+  PredictionMemory prediction;
+  std::size_t pieces = 0;            // that no other tensor has taken over
+  bool used = false, sound = false;  // in the step under way
+};
+
+// A tensor's state as it is saved. Empty bytes: none.
+struct SavedResidual {
+  ResidualType type = ResidualType::kFloat32;
+  std::size_t count = 0;
+  std::string kind;
+  std::vector<std::byte> bytes;
+};
+struct SavedState {
+  std::string key;
+  Layout layout;
+  SavedResidual sender, owner;
+};
+
+// Thread-safe. A residual belongs to parameters: where they come in another tensor, it follows.
+class StateStore {
+ public:
+  explicit StateStore(std::shared_ptr<const Platform> platform = cpu_platform());
+  ~StateStore();
+  StateStore(const StateStore&) = delete;
+  StateStore& operator=(const StateStore&) = delete;
+
+  // Of a collective that is about to run in `step`, which is 0 where calls know of no steps. What
+  // earlier steps left becomes what is kept, unless one of the same step was not sound.
+  std::shared_ptr<TensorState> use(const std::string& key, const Layout& layout,
+                                   const FeedbackSettings& settings, const Plan& plan,
+                                   std::uint64_t step);
+
+  // What is known of values like these before a collective of that engine, which then is to write
+  // its result there. All ranks of the engine get the same.
+  Prediction predict(TensorState& state, ConstValues like, std::uint64_t engine);
+  void succeeded(TensorState& state);
+
+  void reset();
+  std::size_t bytes() const;
+  std::uint64_t resets() const;  // residuals begun anew since shape, plan or type had changed
+  std::uint64_t moves() const;   // tensors whose residual came from others
+
+  std::vector<SavedState> save();
+  // In place of everything. Of several ranks' states, their mean: whose sum over as many ranks as
+  // load it, divided by those, is what the sum over the old ones was.
+  void load(const std::vector<std::vector<SavedState>>& ranks);
+
+  static std::size_t process_bytes();  // of all stores of this process
+
+ private:
+  struct Place {
+    std::shared_ptr<TensorState> state;
+    std::size_t first, count;
+  };
+  void end_step();
+  bool renew(ResidualMemory& memory, bool wanted, const FeedbackSettings& settings,
+             std::size_t count, const std::string& kind);
+  void take_over(TensorState& state);
+  void put(const std::shared_ptr<TensorState>& state);
+  void count_bytes();
+
+  mutable std::mutex mutex_;
+  std::unique_ptr<Queue> queue_;
+  std::unique_ptr<Allocator> allocator_;
+  std::map<std::string, std::shared_ptr<TensorState>> tensors_;
+  std::map<std::string, Place> pieces_;
+  std::uint64_t step_ = 0, resets_ = 0, moves_ = 0;
+  std::size_t bytes_ = 0;
+};
+
+}  // namespace cccl

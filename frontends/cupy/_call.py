@@ -1,0 +1,198 @@
+"""One collective on arrays: checked, then given to the core by address."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from typing import Any
+
+from .. import _core
+from .._config import AUTO, PLAIN, Config
+from .._policy import Choice
+from ..errors import ConfigError, NotCompressedError, UnsupportedError
+from ._arrays import Memory, memory_of, stream_of
+from ._auto import policy_of
+from ._connections import Connection, Way
+
+OPS = ("sum", "avg")
+REDUCING = ("all_reduce", "reduce_scatter")
+GATHERED = ("reduce_scatter", "all_gather")
+_IDENTITY = _core.make_codec("identity", {})
+
+
+@dataclasses.dataclass
+class Call:
+    """What one rank does in a collective, a send or a receive."""
+
+    collective: str
+    array: Any
+    out: Any  # None where a send begins
+    config: Config
+    label: str
+    op: str = "sum"
+    root: int = 0
+    way: Way = None
+    exact: bool = False  # whatever the configuration says
+
+    def __post_init__(self) -> None:
+        """Refuses before anything is sent what could not be sent right."""
+        self.config = self.config.of(self.collective)
+        self.where = f"{self.collective} {self.label!r}"
+        self.source = memory_of(self.array, self.where, written=self.out is self.array)
+        if self.out is None:
+            self.target = Memory(0, 0, self.source.dtype, 0, self.source.device)
+        elif self.out is self.array:
+            self.target = self.source
+        else:
+            self.target = memory_of(self.out, self.where, written=True)
+            self._check_pair()
+        if self.op not in OPS:
+            raise ConfigError(f"{self.where}: op = {self.op!r}; allowed: 'sum' or 'avg'")
+        if self.reduces_integers and self.op == "avg":
+            raise UnsupportedError(
+                f"{self.where}: the mean of {self.source.dtype.name} would be rounded, and "
+                "integers are never lossy; use op='sum', or pass array.astype(float)"
+            )
+        if self.reduces_integers and self.source.dtype.name == "bool":
+            raise UnsupportedError(f"{self.where}: bools have no sum; pass array.astype(int)")
+
+    @property
+    def device(self) -> int | None:
+        """Number of the GPU; None for the CPU."""
+        return self.source.device
+
+    @property
+    def policy_key(self) -> Any:
+        """Of calls that take equally long."""
+        return self.collective, self.source.dtype.name, self.config.candidate_specs
+
+    @property
+    def reduces(self) -> bool:
+        """Whether it adds values up, and does not only move them."""
+        return self.collective in REDUCING
+
+    @property
+    def reduces_integers(self) -> bool:
+        """Which the core does not: its sums are of floats."""
+        return self.reduces and not self.source.dtype.floating
+
+    def check_parts(self, size: int, rank: int) -> None:
+        """Whether input and output fit a group of that size."""
+        whole, part = self.source, self.target
+        if self.collective == "all_gather":
+            whole, part = part, whole
+        if self.collective in GATHERED and whole.numel != size * part.numel:
+            name = "input" if self.collective == "reduce_scatter" else "output"
+            raise ConfigError(
+                f"{self.where}: the {name} has {whole.numel} values; for {size} ranks with "
+                f"{part.numel} each it must have {size * part.numel}"
+            )
+        if whole is not part and whole.meets(part):
+            own = whole.address + (rank * part.nbytes if self.collective in GATHERED else 0)
+            if part.address != own:
+                raise UnsupportedError(
+                    f"{self.where}: input and output share memory other than this rank's own part; "
+                    "pass a copy of the input"
+                )
+
+    def start(self, found: Connection) -> Running:
+        """Submits it, on a GPU behind the current stream's work."""
+        codecs, choice = self._decide(found)
+        config, source, target = self.config, self.source, self.target
+        part = min(source.numel, target.numel)
+        stream = stream_of(self.device)
+        begun = time.perf_counter()
+        work = found.core.submit(
+            self.collective, source.address, source.numel, target.address, target.numel,
+            source.dtype.number, *codecs, average=self.op == "avg", root=self.root,
+            counts=[part] * found.core.size if self.collective in GATHERED else [],
+            chunk_bytes=config.chunk_bytes, window=config.window_chunks,
+            algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
+            raise_non_finite=config.non_finite == "raise", label=self.label,
+            deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
+            alternative=choice.alternative if choice else 0.0,
+            stream=stream.ptr if stream else 0, debug=config.debug,
+        )  # fmt: skip
+        return Running(self, found, work, stream, choice, begun)
+
+    def _check_pair(self) -> None:
+        source, target = self.source, self.target
+        if source.device != target.device:
+            text = [
+                "the CPU" if memory.device is None else f"GPU {memory.device}"
+                for memory in (source, target)
+            ]
+            raise UnsupportedError(
+                f"{self.where}: input is on {text[0]}, output on {text[1]}; they must be on the "
+                "same device"
+            )
+        if self.array.dtype != self.out.dtype:
+            raise UnsupportedError(
+                f"{self.where}: input is {self.array.dtype}, output {self.out.dtype}; they must be "
+                "the same"
+            )
+        if self.collective == "all_reduce" and source.numel != target.numel:
+            raise ConfigError(
+                f"{self.where}: the input has {self.array.size} values, the output "
+                f"{self.out.size}; they must be equal"
+            )
+
+    def _decide(self, found: Connection) -> tuple[tuple[Any, Any], Choice | None]:
+        """The codecs of both legs; what goes plain goes through the exact codec."""
+        plain = _IDENTITY, _IDENTITY
+        config, choice = self.config, None
+        if (
+            self.exact
+            or not config.compresses
+            or self.collective not in config.collective_filter
+            or not self.source.dtype.floating
+        ):
+            return plain, None
+        if config.compression_type == AUTO:
+            policy = policy_of(self, found)
+            choice = policy.choose(max(self.source.nbytes, self.target.nbytes))
+            if choice.codec == PLAIN:
+                return plain, choice
+            config = config.candidates[choice.codec]
+        assert config.codecs is not None
+        for codec in config.codecs:
+            if not codec.supports(self.source.dtype.number):
+                if config.strict:
+                    raise NotCompressedError(
+                        f"{self.where}: codec {codec.name!r} does not take {self.source.dtype.name}"
+                    )
+                return plain, choice
+        return config.codecs, choice
+
+
+class Running:
+    """A call that was submitted."""
+
+    def __init__(
+        self,
+        call: Call,
+        found: Connection,
+        work: Any,
+        stream: Any,
+        choice: Choice | None,
+        begun: float,
+    ):
+        self.call, self._found, self._work, self._stream = call, found, work, stream
+        self._choice, self._begun = choice, begun
+
+    def wait(self) -> None:
+        """The host waits on a CPU, the current stream on a GPU; raises what went wrong by then."""
+        if self._stream is None:
+            self._wait_on_host()
+            return
+        self._work.precede(self.call.device, self._stream.ptr)
+        if self.call.config.non_finite == "raise" and not self._stream.is_capturing():
+            self._wait_on_host()
+        elif (known := self._work.error()) is not None:
+            raise known
+
+    def _wait_on_host(self) -> None:
+        self._work.wait()
+        if self._choice is not None and self._stream is None:
+            policy = self._found.policies[self.call.policy_key]
+            policy.observe(self._choice, time.perf_counter() - self._begun)
