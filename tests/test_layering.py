@@ -67,6 +67,12 @@ def test_only_cuda_sources_include_cuda():
     assert not offenders(host, r"cuda|\.cuh$")
 
 
+def test_no_member_of_ours_goes_without_an_address():
+    """nvcc places what follows it elsewhere than the host's compiler: kernels got wrong values."""
+    paths = [*sources("core"), *sources("bindings")]
+    assert not [p for p in paths if "no_unique_address" in p.read_text()]
+
+
 def test_no_macro_of_ours_begins_with_the_toolkits_prefix():
     """NVIDIA's headers define CCCL_* themselves."""
     taken = re.compile(r"^\s*#\s*(?:define|ifdef|ifndef|if|elif|undef)\b.*\bCCCL_", re.MULTILINE)
