@@ -25,7 +25,7 @@ import torch.distributed as dist
 
 import cccl
 import cccl.torch
-from cccl._config import parse_bytes
+from cccl._rules import parse_bytes
 
 SIZES = ["1KiB", "4KiB", "16KiB", "64KiB", "256KiB", "1MiB", "4MiB", "16MiB", "64MiB"]
 WARM_UP = 2

@@ -14,7 +14,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from typing import Protocol
 
-from ._config import PLAIN
+from ._rules import PLAIN
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of a whole tensor
 BUDGET = 0.75  # seconds that measuring may take

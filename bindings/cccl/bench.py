@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 
 from . import _arrays, _bench_cuda, _core
-from ._config import COLLECTIVES, PLAIN, Config
+from ._config import Config
+from ._rules import COLLECTIVES, PLAIN
 from .errors import ConfigError, UnsupportedError
 
 WARM_UP = 0.05  # seconds

@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _show, _timeline
-from ._config import PLAIN, Config
+from ._config import Config
+from ._rules import PLAIN
 from .errors import ConfigError, UnsupportedError
 from .profile import entry_of
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _arrays, _show, bench
-from ._config import Config, _read_toml_file, parse_bytes
+from ._config import Config, _read_toml_file
 from ._model import (
     LEAST_MESSAGE,
     Cluster,
@@ -24,6 +24,7 @@ from ._model import (
     plain,
     step,
 )
+from ._rules import parse_bytes
 from .errors import ConfigError, UnsupportedError
 
 RANKS = tuple(1 << power for power in range(1, 13))

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from . import __version__, _show, bench, plan
-from ._config import PLAIN
 from ._model import Cluster
+from ._rules import PLAIN
 from .errors import ConfigError, UnsupportedError
 
 WORTH = 0.05  # communication's share of a step below which compression is not worth its risk

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from .._config import PLAIN
 from .._policy import Policy
+from .._rules import PLAIN
 from ..errors import UnsupportedError
 from ._arrays import empty, moved, repeated, stream_of
 from ._connections import Connection

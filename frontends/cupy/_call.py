@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from .. import _core
-from .._config import AUTO, PLAIN, Config
+from .._config import Config
 from .._policy import Choice
+from .._rules import AUTO, PLAIN
 from ..errors import ConfigError, NotCompressedError, UnsupportedError
 from ._arrays import Memory, memory_of, stream_of
 from ._auto import policy_of

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._config import PLAIN
 from .._policy import Policy
+from .._rules import PLAIN
 from ..errors import DeadlineError, TransportError, UnsupportedError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND

@@ -11,13 +11,15 @@ import torch.distributed as dist
 
 from .. import _core
 from .._arrays import DTYPES, DType
-from .._config import AUTO, PLAIN, Config, current_config, loaded
+from .._config import Config, current_config, loaded
 from .._policy import Choice, Policy
+from .._rules import AUTO, PLAIN
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, inside, resolve
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._state import Memory
+from ._tensors import check_kind, copy_back, detached, may_overlap, reach, real
 from ._work import Work, is_capturing, profiler_ranges
 
 _DTYPES: dict[torch.dtype, DType] = {
@@ -77,10 +79,10 @@ class Call:
     ):
         self.collective, self.label = collective, str(label)
         for tensor in (input, output):
-            _check_kind(tensor, f"{collective} {label!r}")
+            check_kind(tensor, f"{collective} {label!r}")
         self.in_place = input is output
-        self.input = _detached(input)
-        self.output = self.input if self.in_place else _detached(output)
+        self.input = detached(input)
+        self.output = self.input if self.in_place else detached(output)
         self.asked, self.config = config, config.of(collective)
         self.memory: Memory | None = None
         self.group = resolve(group)
@@ -132,12 +134,12 @@ class Call:
         try:
             work.wait()
         except Error:
-            _copy_back(received, self.output)  # NaN
+            copy_back(received, self.output)  # NaN
             raise
         except BaseException:  # Ctrl-C: the core goes on
             _abandoned.append((sent, received))
             raise
-        _copy_back(received, self.output)
+        copy_back(received, self.output)
         if self.policy is not None and self.choice is not None:
             self.policy.observe(self.choice, time.perf_counter() - begun)
 
@@ -160,7 +162,7 @@ class Call:
         # No reference to `self`: the group must not live as long as its last collective's thread.
         def finish(error: Exception | None) -> None:
             try:
-                _copy_back(received, output)
+                copy_back(received, output)
             except RuntimeError as failure:
                 error = work._failure = error or failure
             work._kept = None
@@ -198,7 +200,7 @@ class Call:
             work._core.precede(device.index, current.cuda_stream)
             ends = current
         with torch.cuda.stream(ends):
-            _copy_back(received, self.output)
+            copy_back(received, self.output)
             work._future.set_result(self.output)
         return work
 
@@ -212,7 +214,7 @@ class Call:
         """The core's work. It has the tensors' addresses only: they must live until it is done."""
         assert self.config.codecs is not None
         config, choice = self.config, self.choice
-        source, target = _real(sent), _real(received)
+        source, target = real(sent), real(received)
         part = min(source.numel(), target.numel())
         if config.remembers and self.memory is not None:
             more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
@@ -248,7 +250,7 @@ class Call:
         result = plain.send(sent, received, self.group, async_op and direct)
         if direct:
             return result
-        _copy_back(received.view(self.output.shape), self.output)
+        copy_back(received.view(self.output.shape), self.output)
         return Work.finished(self.output) if async_op else None
 
     def plainly(self, reason: str) -> PlainCall:
@@ -337,7 +339,7 @@ class Call:
                 f"{where}: input is {self.input.dtype}, output {self.output.dtype}; they must be "
                 "the same"
             )
-        if self.output.layout is torch.strided and _may_overlap(self.output):
+        if self.output.layout is torch.strided and may_overlap(self.output):
             raise UnsupportedError(
                 f"{where}: elements of the output share memory (an expanded tensor?); pass "
                 "output.contiguous()"
@@ -373,29 +375,8 @@ class Call:
         own = whole.data_ptr() + dist.get_rank(self.group) * part.nbytes
         if whole.is_contiguous() and part.is_contiguous() and part.data_ptr() == own:
             return False
-        (a, b), (c, d) = _reach(whole), _reach(part)
+        (a, b), (c, d) = reach(whole), reach(part)
         return a < d and c < b
-
-
-def _check_kind(tensor: Any, where: str) -> None:
-    if not isinstance(tensor, torch.Tensor):
-        raise UnsupportedError(f"{where} takes tensors, not {type(tensor).__name__}")
-    if type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__ or tensor.is_nested:
-        raise UnsupportedError(
-            f"{where}: a {type(tensor).__name__} is no plain tensor; pass what it is made of, as "
-            "DTensor.to_local()"
-        )
-
-
-def _detached(tensor: torch.Tensor) -> torch.Tensor:
-    """Without its graph; a sparse one itself, as what is written to a detached one stays there."""
-    return tensor.detach() if tensor.layout is torch.strided else tensor
-
-
-def _copy_back(received: torch.Tensor, output: torch.Tensor) -> None:
-    if received.data_ptr() != output.data_ptr():
-        with torch.inference_mode(output.is_inference()):
-            output.copy_(received)
 
 
 def _reduce_op(op: Any) -> Any:
@@ -407,27 +388,3 @@ def _reduce_op(op: Any) -> Any:
         raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
     # A ReduceOp made of an enum's value equals it only from the left, so `in` does not find it.
     return next((kind for kind in OPS.values() if op == kind), op)
-
-
-def _real(tensor: torch.Tensor) -> torch.Tensor:
-    """Complex values as pairs of real ones."""
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
-
-
-def _reach(tensor: torch.Tensor) -> tuple[int, int]:
-    """First and last + 1 address of its elements."""
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
-    begin = tensor.data_ptr()
-    return begin, begin + (steps + 1) * tensor.element_size()
-
-
-def _may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two elements could share memory: some dimension steps into a smaller one's reach."""
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return True
-        reach += (size - 1) * stride
-    return False

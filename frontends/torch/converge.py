@@ -15,7 +15,8 @@ import torch
 import torch.distributed as dist
 
 from .. import _show
-from .._config import PLAIN, Config, configure, current_config
+from .._config import Config, configure, current_config
+from .._rules import PLAIN
 from .._stats import reset_stats, stats
 from ..errors import ConfigError
 

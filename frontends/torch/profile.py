@@ -14,7 +14,8 @@ from torch.profiler import ProfilerActivity, record_function
 from torch.profiler import profile as torch_profile
 
 from .. import _show
-from .._config import PLAIN, Config, configure, current_config
+from .._config import Config, configure, current_config
+from .._rules import PLAIN
 from .._stats import stats
 from .._timeline import Event, Span, draw, matplotlib, merged, parts
 from ..errors import ConfigError

@@ -20,9 +20,10 @@ import torch.distributed as dist
 
 from .. import _bench_cuda, _show, bench
 from .._arrays import DTYPES
-from .._config import PLAIN, Config
+from .._config import Config
 from .._model import CHUNKS, GIGABIT, GIGABYTE, LEAST_MESSAGE, MICRO, Cluster, Rates, flat
 from .._policy import SIZES, Table, calibrate
+from .._rules import PLAIN
 from ..errors import ConfigError
 from ..plan import measured_rates
 from . import all_reduce

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 import cccl
-from cccl._config import parse_bytes
+from cccl._rules import parse_bytes
 
 ARTICLE = {
     "compression_type": "block_fp16_to_8bit",

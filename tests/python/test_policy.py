@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cccl import _policy
-from cccl._config import PLAIN
 from cccl._policy import GAIN, SIZES, Choice, Policy, Table, calibrate
+from cccl._rules import PLAIN
 
 CODEC = "block_float8"
 MIB = 1 << 20
