@@ -36,7 +36,13 @@ def tests(session: nox.Session) -> None:
     cpp_tests(session, "tests")
     # Away from the sources, so that the installed package is what is tested.
     session.chdir("tests")
-    session.run("python", "-m", "pytest", *session.posargs)
+    pytest = "python", "-m", "pytest"
+    if session.posargs:
+        session.run(*pytest, *session.posargs)
+        return
+    # Two thirds of all tests are one process each; the others start processes of their own.
+    session.run(*pytest, "--numprocesses=auto", "conformance")
+    session.run(*pytest, "--ignore=conformance")
 
 
 @nox.session
