@@ -6,6 +6,7 @@ import faulthandler
 import multiprocessing
 import os
 import pickle
+import signal
 import socket
 import time
 import traceback
@@ -64,6 +65,7 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str | None
                       WORLD_SIZE=str(world), LOCAL_RANK=str(rank))  # fmt: skip
     if backend:
         _init_group(rank, world, backend)
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's & began it
     connection.send(None)
     while True:
         try:
