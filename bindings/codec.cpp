@@ -112,7 +112,10 @@ nb::dict describe(const nb::ndarray<nb::ro>& array) {
     shape.insert(shape.begin(), extent);
   }
   nb::dict fields;
-  fields["owner"] = nb::cast(array);
+  // The array itself: a cast would give the exporter, which may not keep what it made.
+  using Owner = nb::ndarray<nb::ro>;
+  fields["owner"] = nb::capsule(new Owner(array),
+                                [](void* owner) noexcept { delete static_cast<Owner*>(owner); });
   fields["address"] = reinterpret_cast<std::uintptr_t>(array.data());
   fields["shape"] = shape;
   fields["contiguous"] = contiguous || dense == 0;

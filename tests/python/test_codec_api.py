@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import weakref
 
 import numpy as np
 import pytest
@@ -261,13 +262,15 @@ class TestTorch:
 
 
 class FreshCopies:
-    """An exporter that makes the memory it hands out for each call."""
+    """An exporter that makes the memory it hands out for each call, and keeps none of it."""
 
     def __init__(self, values):
-        self._values = values
+        self._values, self.made = values, []
 
     def __dlpack__(self, **options):
-        return self._values.copy().__dlpack__()
+        copy = self._values.copy()
+        self.made.append(weakref.ref(copy))
+        return copy.__dlpack__()
 
     def __dlpack_device__(self):
         return self._values.__dlpack_device__()
@@ -275,7 +278,12 @@ class FreshCopies:
 
 def test_memory_that_an_exporter_makes_for_the_call_is_kept():
     values = np.arange(1 << 18, dtype=np.float32)
-    payload = cccl.codec("identity").encode(FreshCopies(values))
+    exporter = FreshCopies(values)
+    described = _core.describe(exporter)
+    assert exporter.made[0]() is not None
+    del described
+    assert exporter.made[0]() is None
+    payload = cccl.codec("identity").encode(exporter)
     assert np.array_equal(cccl.decode(payload), values)
 
 
