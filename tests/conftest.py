@@ -22,6 +22,14 @@ hypothesis.settings.register_profile("thorough", parent=hypothesis.settings.get_
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "cccl"))
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport(item, call):
+    """Tells fixtures that a test failed: processes that it shared may be out of step."""
+    report = (yield).get_result()
+    if report.when == "call" and report.failed:
+        item.failed = True
+
+
 @pytest.fixture(autouse=True)
 def _clean_process(monkeypatch):
     """Every test begins with the fastest instruction set, empty statistics and no settings."""

@@ -13,13 +13,6 @@ def _plain_pools():
     pools.discard()
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = (yield).get_result()
-    if report.when == "call" and report.failed:
-        item.failed = True
-
-
 @pytest.fixture
 def ranks(request, _plain_pools):
     """`ranks(world)` are processes, shared by the tests that behave."""

@@ -23,13 +23,6 @@ def _gpu_pools():
     pools.discard()
 
 
-@pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item, call):
-    report = (yield).get_result()
-    if report.when == "call" and report.failed:
-        item.failed = True
-
-
 @pytest.fixture
 def ranks(request, _pools):
     """`ranks(world)` are processes of one gloo group, shared by the tests that behave."""
