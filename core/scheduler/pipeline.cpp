@@ -128,10 +128,9 @@ class Run {
   // What its header claims, the codec checks.
   MutableBytes content(MutableBytes buffer, const Codec& codec) const {
     if (codec.info().fixed_size || !on_host_) return buffer;
-    PayloadHeader header;
-    std::memcpy(&header, buffer.data(), sizeof header);
-    const auto most = buffer.size() - sizeof header;
-    return buffer.first(sizeof header + std::min<std::size_t>(header.body_bytes, most));
+    const auto most = buffer.size() - sizeof(PayloadHeader);
+    const auto body = std::min<std::size_t>(header_of(buffer).body_bytes, most);
+    return buffer.first(sizeof(PayloadHeader) + body);
   }
 
   void queue_transfer(Direction direction, const Op& op) {
@@ -186,7 +185,7 @@ class Run {
     if (job_.sender && op.kind == OpKind::kEncode) {
       measure(&RunStats::encode, "cccl_compress",
               [&] { platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_); });
-      run_.sent_non_finite |= is_non_finite(args.out);
+      run_.sent_non_finite |= (header_of(args.out).flags & kHasNonFinite) != 0;
       return;
     }
     encodes_.push_back(args);
@@ -310,17 +309,17 @@ class Run {
     if (is_received(op)) run_.stats.bytes_received += found.size();
   }
 
-  // Of a payload whose header a codec has just written or checked.
-  static bool is_non_finite(Bytes payload) {
+  static PayloadHeader header_of(Bytes payload) {
     PayloadHeader header;
     std::memcpy(&header, payload.data(), sizeof header);
-    return header.flags & kHasNonFinite;
+    return header;
   }
 
+  // Of a payload whose header a codec has just checked.
   void note_non_finite(Bytes payload, int rank) {
-    if (!on_host_ || !is_non_finite(payload)) return;
-    PayloadHeader header;
-    std::memcpy(&header, payload.data(), sizeof header);
+    if (!on_host_) return;
+    const auto header = header_of(payload);
+    if (!(header.flags & kHasNonFinite)) return;
     auto& stats = run_.stats;
     stats.non_finite = true;
     const int origin = header.origin ? static_cast<int>(header.origin) - 1 : rank;

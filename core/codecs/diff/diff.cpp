@@ -218,17 +218,10 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
 }
 
 std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header) {
-  auto held = header;
-  held.codec = header.params[3];
-  held.params[3] = 0;
-  for (const auto* entry : registered_codecs()) {
-    if (entry->info.id != held.codec || held.codec == info.id) continue;
-    std::shared_ptr<const Codec> inner = entry->reopen(entry->info, held);
-    auto tiles = std::dynamic_pointer_cast<const TileCodec>(inner);
-    if (tiles && !tiles->info().lossless) return std::make_unique<Diff>(info, std::move(tiles));
-  }
+  auto inner = inner_of(header, info);
+  if (inner && !inner->info().lossless) return std::make_unique<Diff>(info, std::move(inner));
   throw CorruptPayloadError("diff payload has an unknown inner codec, number " +
-                            std::to_string(held.codec));
+                            std::to_string(header.params[3]));
 }
 
 const CodecEntry kEntries[] = {{{12, "diff", {}, false, true, true}, make, reopen}};

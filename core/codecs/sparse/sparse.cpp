@@ -388,19 +388,13 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
 }
 
 std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header) {
-  auto held = header;
-  held.codec = header.params[3];
-  held.params[3] = 0;
-  for (const auto* entry : registered_codecs()) {
-    if (entry->info.id != held.codec || held.codec == info.id) continue;
-    std::shared_ptr<const Codec> inner = entry->reopen(entry->info, held);
-    auto own = info;
-    own.lossless = inner->info().lossless;
-    if (auto tiles = std::dynamic_pointer_cast<const TileCodec>(inner))
-      return std::make_unique<Sparse>(own, std::move(tiles), Settings{});
-  }
-  throw CorruptPayloadError("sparse payload has an unknown inner codec, number " +
-                            std::to_string(held.codec));
+  auto inner = inner_of(header, info);
+  if (!inner)
+    throw CorruptPayloadError("sparse payload has an unknown inner codec, number " +
+                              std::to_string(header.params[3]));
+  auto own = info;
+  own.lossless = inner->info().lossless;
+  return std::make_unique<Sparse>(own, std::move(inner), Settings{});
 }
 
 const CodecEntry kEntries[] = {{{10, "sparse", {}, true, false}, make, reopen}};

@@ -227,4 +227,16 @@ void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> heade
   sum_as(args, headers, count, dtype, consume);
 }
 
+std::shared_ptr<const TileCodec> inner_of(const PayloadHeader& header, const CodecInfo& outer) {
+  auto held = header;
+  held.codec = header.params[3];
+  held.params[3] = 0;
+  for (const auto* entry : registered_codecs()) {
+    if (entry->info.id != held.codec || held.codec == outer.id) continue;
+    std::shared_ptr<const Codec> inner = entry->reopen(entry->info, held);
+    return std::dynamic_pointer_cast<const TileCodec>(inner);
+  }
+  return nullptr;
+}
+
 }  // namespace cccl

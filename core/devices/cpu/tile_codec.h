@@ -79,4 +79,8 @@ class TileCodec : public CpuCodec {
               DType dtype, const Consume<Real>& consume) const;
 };
 
+// The codec within a payload of `outer`: its number is the last of the header's params, which the
+// inner codec itself leaves 0. Null where there is none of that number that codes tiles.
+std::shared_ptr<const TileCodec> inner_of(const PayloadHeader& header, const CodecInfo& outer);
+
 }  // namespace cccl
