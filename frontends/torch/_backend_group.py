@@ -232,7 +232,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             found.perform()
             return finished([output])
         begun, work = time.perf_counter(), plain()
-        if not opts.asyncOp:
+        if work is not None and not opts.asyncOp:  # NCCL has made the current stream wait already
             work.wait()
         found.record(time.perf_counter() - begun, whole=not opts.asyncOp)
         return work
@@ -253,8 +253,8 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             left.append(pair)
         if not works:
             return plain(pairs)
-        if left:
-            works.append(plain(left))
+        if left and (work := plain(left)) is not None:
+            works.append(work)
         return GroupWork(works, [output for _, output in pairs])
 
     def _call(

@@ -32,10 +32,10 @@ struct Scale {
 };
 
 // 1 / scale, correctly rounded: one Newton step from the approximation is enough for the 8
-// significant bits of a bfloat16 (every one of them is tested).
+// significant bits of a bfloat16 (every one of them is tested). It can be denormal.
 __device__ inline float inverse_of(float scale) {
   float guess;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(guess) : "f"(scale));
+  asm("rcp.approx.f32 %0, %1;" : "=f"(guess) : "f"(scale));
   return __fmaf_rn(__fmaf_rn(-scale, guess, 1.0f), guess, guess);
 }
 
