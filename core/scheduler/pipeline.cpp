@@ -146,7 +146,12 @@ class Run {
   }
 
   void learn() {
-    measure(&RunStats::exposed, "cccl_communicate", [&] { learn_sizes(posted_, open_, sizes_); });
+    std::vector<Request> requests;
+    measure(&RunStats::exposed, "cccl_communicate",
+            [&] { requests = learn_sizes(posted_, open_, sizes_); });
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (posted_[open_[i]].direction == Direction::kSend)
+        owners_[open_[i]]->push_back(requests[i]);
     open_.clear();
     sizes_.earlier.clear();
   }

@@ -8,8 +8,8 @@
 
 namespace cccl {
 
-void learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> open,
-                 const SizesJob& job) {
+std::vector<Request> learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> open,
+                                 const SizesJob& job) {
   std::vector<Transfer> sizes;
   std::vector<const std::byte*> places;
   for (const auto i : open) {
@@ -19,11 +19,13 @@ void learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> ope
     places.push_back(size.data);
   }
   job.transport.post_sizes(sizes, job.queue);
-  if (sizes.empty()) return;
-  // What a rank sends it can read at once: who only sends must not wait for who receives.
-  std::vector<Request> received;
-  for (const auto& size : sizes)
+  if (sizes.empty()) return {};
+  std::vector<Request> requests, received;
+  for (const auto& size : sizes) {
+    requests.push_back(size.request);
     if (size.direction == Direction::kReceive) received.push_back(size.request);
+  }
+  // What a rank sends it can read at once: who only sends must not wait for who receives.
   if (!received.empty()) job.transport.wait(received, job.queue, job.deadline);
   const auto numbers = job.platform.read_numbers(places, job.queue);
   const auto known = job.queue.record();
@@ -35,6 +37,7 @@ void learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> ope
     bytes = sizeof(PayloadHeader) +
             std::min<std::uint64_t>(numbers.get()[i], bytes - sizeof(PayloadHeader));
   }
+  return requests;
 }
 
 }  // namespace cccl

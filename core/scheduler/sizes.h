@@ -23,8 +23,9 @@ struct SizesJob {
 // bytes that their payloads do have, on both ends alike: the number in a payload's header goes from
 // its sender to where the receiver will have that header, and the host reads it there. It waits for
 // the work in the queue and, where this rank receives, for the senders' numbers: what was posted
-// before goes on meanwhile.
-void learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> open,
-                 const SizesJob& job);
+// before goes on meanwhile. Returns the requests of the numbers, one for each of `open`: those of
+// sends must be awaited before the payload's memory is used again, the others are.
+std::vector<Request> learn_sizes(std::span<Transfer> transfers, std::span<const std::size_t> open,
+                                 const SizesJob& job);
 
 }  // namespace cccl
