@@ -3,14 +3,14 @@
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
 #   benchmarks/gpu_collectives.sh [STEP...]
-#   (default: all of build test sanitize bench auto gpus overlap backend ddp tune)
+#   (default: all of build test sanitize bench auto weights gpus overlap backend ddp tune)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
-steps=${*:-build test sanitize bench auto gpus overlap backend ddp tune}
+steps=${*:-build test sanitize bench auto weights gpus overlap backend ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -52,6 +52,22 @@ collective() {  # collective HOSTS RATE NUMEL... : bf16, 8 and 4 bits, beside pl
 # From 1 KiB to 64 MiB: never slower than plain?
 auto() { collective "$1" 10gbit 512 8192 131072 1048576 8388608 33554432 --codec auto; }
 
+# A trained model's weights, 256 MiB of bf16 without losing a bit, beside plain NCCL.
+weights() {  # weights HOSTS RATE
+  local file=$out/weights.npy collective window chunk
+  [ -f "$file" ] || python3 benchmarks/lossless.py --size small --save "$file" || return
+  for collective in broadcast all_gather; do
+    for window in ${WINDOWS:-2 3}; do
+      for chunk in ${CHUNKS:-auto 4MiB 8MiB}; do
+        echo "$collective on $1 hosts, window $window, chunk $chunk"
+        lab "$1" "$2" python3 -m cccl bench collective --device cuda --dtype bfloat16 --json \
+          --codec lossless --collective "$collective" --window "$window" --chunk-size "$chunk" \
+          --numel "${WEIGHTS_NUMEL:-134217728}" --input "$file" --repeats "${REPEATS:-7}" || return
+      done
+    done
+  done
+}
+
 # Between the GPUs of this machine, if it has several: NVLink, or whatever NCCL finds.
 between_gpus() {
   torchrun --standalone --nproc-per-node gpu -m cccl bench collective --device cuda --dtype bfloat16 \
@@ -83,6 +99,9 @@ for hosts in 2 4; do
   done
 done
 for hosts in 2 4; do step "auto-$hosts" auto "$hosts"; done
+for hosts in ${WEIGHTS_HOSTS:-2 4}; do
+  step "weights-$hosts" with_mps weights "$hosts" "${WEIGHTS_RATE:-10gbit}"
+done
 if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then step gpus between_gpus; fi
 for hosts in 2 4; do
   step "overlap-$hosts" with_mps lab "$hosts" 10gbit python3 benchmarks/gpu_overlap.py
@@ -94,5 +113,5 @@ for hosts in ${TUNE_HOSTS:-2 4}; do
   step "tune-$hosts" with_mps lab "$hosts" "${TUNE_RATE:-10gbit}" python3 benchmarks/gpu_tuning.py ${TUNE_ARGS:-}
 done
 cat "$out"/ddp.log 2>/dev/null | grep -o '{"way".*' >"$out/ddp.json"
-cat "$out"/{bench-*,auto-*,gpus}.log 2>/dev/null | grep -oh '{"collective".*' >"$out/collectives.json"
+cat "$out"/{bench-*,auto-*,weights-*,gpus}.log 2>/dev/null | grep -oh '{"collective".*' >"$out/collectives.json"
 exit $status
