@@ -327,7 +327,7 @@ TEST(Sizes, AreLearnedByBothEndsAndNeverBeyondTheBuffer) {
                                third.transfer(Direction::kReceive, 0),
                                second.transfer(Direction::kReceive, 0)};
   const std::vector<std::size_t> open{0, 2};
-  // The sender comes back though nobody receives yet: two ranks may first send and then receive.
+  // The sender comes back though nobody receives yet.
   learn_sizes(sent, open, {*ranks[0], *platform, queue, Seconds{5}, {}});
   learn_sizes(wanted, open, {*ranks[1], *platform, queue, Seconds{5}, {}});
   for (const auto* transfers : {&sent, &wanted}) {
