@@ -2,6 +2,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <map>
 #include <mutex>
 #include <string>
@@ -16,7 +17,7 @@ enum class Kind { kStep, kSizes };
 
 class Hub {
  public:
-  explicit Hub(int size) : size_(size) {}
+  Hub(int size, bool buffered) : size_(size), buffered_(buffered) {}
 
   int size() const { return size_; }
 
@@ -29,7 +30,14 @@ class Hub {
       transfer.request = ++last_;
       pending_[last_] = transfer.peer;
     }
-    groups_[{kind, number, rank}].assign(transfers.begin(), transfers.end());
+    auto& group = groups_[{kind, number, rank}];
+    group.assign(transfers.begin(), transfers.end());
+    for (auto& transfer : group) {
+      if (!buffered_ || kind != Kind::kStep || transfer.direction != Direction::kSend) continue;
+      auto& copy = copies_.emplace_back(transfer.data, transfer.data + transfer.bytes);
+      transfer.data = copy.data();
+      pending_.erase(transfer.request);
+    }
     for (int peer = 0; peer < size_; ++peer) {
       if (peer == rank || !groups_.contains({kind, number, peer})) continue;
       match(kind, number, rank, peer);
@@ -97,10 +105,12 @@ class Hub {
   }
 
   const int size_;
+  const bool buffered_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::tuple<Kind, std::uint64_t, int>, std::vector<Transfer>> groups_;  // by rank
   std::map<Request, int> pending_;  // to the peer waited for
+  std::deque<std::vector<std::byte>> copies_;
   Request last_ = 0;
   int aborted_by_ = -1;
   std::string reason_;
@@ -135,8 +145,8 @@ class Groups final : public Transport {
 
 }  // namespace
 
-std::vector<std::shared_ptr<Transport>> make_groups(int world_size) {
-  auto hub = std::make_shared<Hub>(world_size);
+std::vector<std::shared_ptr<Transport>> make_groups(int world_size, bool buffered) {
+  auto hub = std::make_shared<Hub>(world_size, buffered);
   std::vector<std::shared_ptr<Transport>> ranks;
   for (int rank = 0; rank < world_size; ++rank)
     ranks.push_back(std::make_shared<Groups>(hub, rank));

@@ -10,6 +10,7 @@
 namespace cccl::testing {
 
 // What NCCL would wait for without end, or take for something else, is a TransportError here.
-std::vector<std::shared_ptr<Transport>> make_groups(int world_size);
+// `buffered`: sends of payloads end at once, as NCCL's may, and those of sizes do not.
+std::vector<std::shared_ptr<Transport>> make_groups(int world_size, bool buffered = false);
 
 }  // namespace cccl::testing

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
-#include <map>
+#include <cmath>
 #include <random>
 #include <string>
 #include <thread>
@@ -200,6 +200,27 @@ TEST(Densities, OfEachRankAreItsOwn) {
     ASSERT_EQ(run(grouped, found), run(singly, expected)) << name_of(collective);
     for (int rank = 0; rank < world; ++rank)
       ASSERT_TRUE(found.out[rank].same_bits(expected.out[rank])) << name_of(collective);
+  }
+}
+
+// It would write a later chunk's size where an earlier one's is yet to be read.
+TEST(Sender, DoesNotRunSoFarAheadOfALateReceiverThatSizesAreMixedUp) {
+  Group group(make_groups(2, true), Group::kDeadline);
+  auto setup = setup_of(Collective::kSend, "lossless", "lossless");
+  setup.tuning = {1 << 14, 1, {}};
+  auto round = group.round(setup, DType::kFloat32, 100'000);
+  std::vector<double> values(100'000);  // harder to shorten from chunk to chunk
+  for (std::size_t i = 0; i < values.size(); ++i)
+    values[i] = std::ldexp(1.0, static_cast<int>(i * 7919 % (1 + i / 4096)));
+  round.in[0] = Array(DType::kFloat32, values);
+  for (const bool late : {false, true}) {  // at first ranks agree, and so wait for each other
+    auto calls = calls_of(round);
+    const auto sent = group.rank(0).submit(calls[0]);
+    if (late) std::this_thread::sleep_for(50ms);
+    const auto received = group.rank(1).submit(calls[1]);
+    ASSERT_TRUE(received->wait(Seconds{20}));
+    ASSERT_TRUE(sent->wait(Seconds{20}));
+    ASSERT_TRUE(round.out[1].same_bits(round.in[0]));
   }
 }
 
