@@ -19,7 +19,6 @@ import numpy as np
 
 from . import _arrays
 from ._bench_cuda import RANKS, Timer, nmse, rotating, torch_or_error
-from .errors import UnsupportedError
 
 WIDE_BLOCK = 2048  # values; beside --block-size, since the others are made for longer blocks
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -65,9 +64,10 @@ def rows(options: argparse.Namespace, values: np.ndarray) -> Iterator[dict[str, 
             for peer, library in usable:
                 row = {"peer": peer.name, "device": "cuda", "dtype": dtype.name, "numel": numel,
                        "block_size": block}  # fmt: skip
+                if numel % (RANKS * block):
+                    yield row | {"skipped": f"measured with multiples of {RANKS * block} values"}
+                    continue
                 try:
-                    if numel % (RANKS * block):
-                        raise UnsupportedError(f"takes multiples of {RANKS * block} values")
                     yield row | _measure(peer.codec(library, source[0], block), source, timer, copy)
                 except Exception as error:  # others' code, of whatever version is installed
                     yield row | {"skipped": _text(error)}
@@ -106,6 +106,7 @@ def _measure(codec: _Codec, source: Any, timer: Timer, copy: float) -> dict[str,
     seconds = timer.seconds if codec.in_graph else timer.queued_seconds
     payloads = [codec.encode(values) for values in source]
     encoded: int = sum(tensor.nbytes for tensor in payloads[0])
+    timer.overtaken = False
     kept: list[Any] = [None] * slots  # so that each slot's result has memory of its own
 
     def measured(call: Callable[[int], Any]) -> float:
@@ -136,7 +137,7 @@ def _measure(codec: _Codec, source: Any, timer: Timer, copy: float) -> dict[str,
         found = codec.decode(reduce(payloads[0]))[: numel // RANKS]
         row["reduce_nmse"] = nmse(found, source[0].view(RANKS, -1).float().sum(0))
         row["reduce_of_copy"] = of_copy(moved, measured(lambda slot: reduce(payloads[slot])))
-    return row
+    return row | {"host_bound": timer.overtaken}
 
 
 def _bitsandbytes(bits: int) -> Callable[[Any, Any, int], _Codec]:
