@@ -181,7 +181,7 @@ def _non_finite(hosts):
     tensor = gradient(rank, 10_000, torch.float32).cuda()
     if rank == 1:
         tensor[200] = float("inf")
-    with pytest.raises(cccl.NonFiniteError, match="has a non-finite value$"):
+    with pytest.raises(cccl.NonFiniteError, match=r"has a non-finite value$"):
         cccl.torch.all_reduce(tensor, config=settings(hosts, non_finite="raise"))
     clean = gradient(rank, 10_000, torch.float32).cuda()
     cccl.torch.all_reduce(clean, config=settings(hosts, non_finite="raise"))
