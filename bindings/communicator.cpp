@@ -135,17 +135,19 @@ RangeObserver observer_of(std::optional<nb::object> listener) {
   };
 }
 
-std::shared_ptr<Work> submit(
-    PythonCommunicator& communicator, const std::string& collective, std::uintptr_t in,
-    std::size_t in_count, std::uintptr_t out, std::size_t out_count, std::uint8_t dtype,
-    std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result, bool average, int root,
-    std::vector<std::size_t> counts, std::size_t chunk_bytes, std::size_t window,
-    const std::string& algorithm, std::uint64_t seed, bool checksum, bool raise_non_finite,
-    const std::string& label, std::optional<double> deadline, double predicted, double alternative,
-    std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
-    std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
-    const FeedbackSettings& feedback, std::uint64_t step, std::optional<nb::object> on_done,
-    const std::string& leg) {
+std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
+                             std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
+                             std::size_t out_count, std::uint8_t dtype,
+                             std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
+                             bool average, int root, std::vector<std::size_t> counts,
+                             std::size_t chunk_bytes, std::size_t window,
+                             const std::string& algorithm, std::uint64_t seed, bool checksum,
+                             bool raise_non_finite, const std::string& label,
+                             std::optional<double> deadline, double predicted, double alternative,
+                             std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
+                             std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
+                             const FeedbackSettings& feedback, std::uint64_t step,
+                             std::optional<nb::object> on_done, const std::string& leg) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
