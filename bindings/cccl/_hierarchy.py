@@ -278,6 +278,12 @@ class Chain:
 
     def _left(self, stage: int, error: Exception | None) -> None:
         _within.lines = self._lines
+        try:
+            self._go_on(stage, error)
+        finally:
+            _within.lines = None
+
+    def _go_on(self, stage: int, error: Exception | None) -> None:
         if isinstance(error, NonFiniteError):  # the other ranks go on to the next leg
             self._finding, error = of_no_rank(error), None
         self.failure = error
@@ -285,14 +291,15 @@ class Chain:
         if self.stage == len(STAGES):
             self.end()
         self._lines.advance()
-        _within.lines = None
 
     def end(self) -> None:
         """Its last leg is done, or one has failed."""
         on_end, self._on_end = self._on_end, lambda error: error
         self._legs = ()  # and the tensors that they hold
-        self.failure = on_end(self.failure or self._finding)
-        self._ended.set()
+        try:
+            self.failure = on_end(self.failure or self._finding)
+        finally:
+            self._ended.set()
 
     def wait(self, timeout: float | None = None) -> bool:
         """Whether it ended in time; raises what it failed with."""

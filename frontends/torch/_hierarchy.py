@@ -89,8 +89,10 @@ def route(
         if plan is None:
             return None
         legs = _Legs(call, hierarchy, plan, sent, received)
+    except (ConfigError, UnsupportedError):  # the same on all ranks, and nothing was sent
+        raise
     except Error as error:
-        if not isinstance(error, ConfigError | MismatchError | UnsupportedError):  # the same on all
+        if not isinstance(error, MismatchError):
             found.give_up(error)
         _fill_nan(received)
         if received.is_cuda:
@@ -113,12 +115,24 @@ def _compare(call: Call, found: GroupCommunicator) -> None:
         f"{config.error_feedback} {config.residual_type} {config.residual_decay}",
     }
     kind = tuple(fields.values())
-    if is_capturing(call.input) and not found.has_agreed(kind):
+    if call.input.is_cuda:
+        _check_on_device(call, known=found.has_agreed(kind))
+    found.agree_once(kind, lambda: fields)
+
+
+def _check_on_device(call: Call, known: bool) -> None:
+    """Refuses what the leg between hosts would, before one inside has moved anything."""
+    if call.config.feedback and call.memory is not None:
+        raise UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'")
+    if known:
+        return
+    if is_capturing(call.input):
         raise UnsupportedError(
             "a collective in a CUDA graph must have run once before the capture, with the same "
             "shapes and settings"
         )
-    found.agree_once(kind, lambda: fields)
+    for codec in call.config.codecs or ():
+        _core.codec_on_cuda(codec)  # which refuses one without CUDA code
 
 
 class _Legs:

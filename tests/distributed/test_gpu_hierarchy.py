@@ -163,6 +163,21 @@ def test_ddp_ranks_stay_bitwise_equal(gpu_ranks, hosts):
     assert_equal(gpu_ranks(4)(_train, settings(hosts), False))
 
 
+def _refused():
+    tensor = torch.ones(5000, device="cuda")
+    with pytest.raises(cccl.UnsupportedError):
+        cccl.torch.all_reduce(tensor, config=settings(codec="sparse"))
+    with pytest.raises(cccl.UnsupportedError, match="CPUs only"):
+        cccl.torch.all_reduce(tensor, config=settings(error_feedback="sender"), label="x")
+    tensor = torch.ones(5000, device="cuda")
+    cccl.torch.all_reduce(tensor, config=settings())
+    return digest(tensor)
+
+
+def test_what_has_no_cuda_code_is_refused_and_the_group_goes_on(gpu_ranks):
+    assert_equal(gpu_ranks(4)(_refused))
+
+
 def _disagree():
     hosts = TWO_BY_TWO if dist.get_rank() else INTERLEAVED
     with pytest.raises(cccl.MismatchError, match="rank 0 has") as caught:

@@ -74,9 +74,10 @@ def test_disagreement_in_a_hook_is_raised_by_backward(ranks):
 
 
 def _nowhere():
-    with pytest.raises(cccl.ConfigError, match="rank 3"):
-        cccl.torch.all_reduce(torch.ones(100), config=settings([[0, 1], [2]]))
     tensor = torch.ones(100)
+    with pytest.raises(cccl.ConfigError, match="rank 3"):
+        cccl.torch.all_reduce(tensor, config=settings([[0, 1], [2]]))
+    assert torch.equal(tensor, torch.ones(100))
     cccl.torch.all_reduce(tensor, config=settings())
     return float(tensor.mean())
 
