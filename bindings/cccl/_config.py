@@ -6,6 +6,7 @@ import dataclasses
 import difflib
 import functools
 import importlib
+import json
 import os
 import sys
 import warnings
@@ -14,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from ._rules import AUTO, CONVERT, OF_WEIGHTS, PLAIN, RULES, parse_bytes
+from ._rules import AUTO, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes
 from .errors import ConfigError
 
 
@@ -97,6 +98,11 @@ class Config:
     algorithm: str = "auto"
     """"two_shot", "one_shot" (small tensors) or "auto". Never changes a result."""
 
+    hierarchy: str | int | tuple[tuple[int, ...], ...] = OFF
+    """"off"; or how `cccl.torch` knows which ranks share a host, to go plain inside and compressed
+    between hosts: "auto" by the launcher's variables, then by host names; a number of ranks per
+    host; or a list of each host's ranks, [[0, 1], [2, 3]]. docs/hierarchy.md has more."""
+
     checksum: bool = True
     """Checksums over payloads on the wire."""
 
@@ -139,6 +145,11 @@ class Config:
         for name in (self.compression_type, self.result_type, *self.auto_codecs):
             self.codec(name)
         self._check_feedback()
+        if self.hierarchy != OFF and self.compression_type == AUTO:
+            raise ConfigError(
+                f"hierarchy = {self.hierarchy!r} needs a codec named as compression_type: 'auto' "
+                "measures flat collectives"
+            )
         candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
         if any(codec is not None and codec.predicts for codec in candidates):
             raise ConfigError(
@@ -213,6 +224,7 @@ class Config:
         return dataclasses.replace(
             self, compression_type=kind, weights_type=kind, result_type=None,
             auto_codecs=("lossless",), collective_filter=OF_WEIGHTS, error_feedback="none",
+            hierarchy=OFF if kind == AUTO else self.hierarchy,
         )  # fmt: skip
 
     @functools.cached_property
@@ -308,7 +320,7 @@ def loaded(config: Any) -> Config:
     """`Config.load` for settings of one call: a dict like an earlier one is read only once."""
     if not isinstance(config, dict):
         return Config.load(config)
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    values = {k: CONVERT["hierarchy"](v) if isinstance(v, list) else v for k, v in config.items()}
     try:
         return _load_items(tuple((k, type(v), v) for k, v in values.items()))
     except TypeError:  # a value that cannot be hashed, which `load` may refuse
@@ -359,6 +371,8 @@ def _parse(variable: str, key: str, text: str) -> Any:
     """An environment variable's text as the type that its field's default has."""
     default = Config.__dataclass_fields__[key].default
     try:
+        if key == "hierarchy":
+            return text if text in (OFF, AUTO) else json.loads(text)
         if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())
         if isinstance(default, bool):

@@ -14,6 +14,7 @@ _FILTERED = (*COLLECTIVES, "send")
 OF_WEIGHTS = ("all_gather", "broadcast")
 PLAIN = "none"
 AUTO = "auto"
+OFF = "off"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
           "GB": 10**9, "GIB": 1 << 30}  # fmt: skip
 
@@ -48,6 +49,14 @@ def _is_codec(value: Any) -> bool:
 
 def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
+
+
+def _are_hosts(value: Any) -> bool:
+    """Lists of ranks, each in one."""
+    if not isinstance(value, tuple) or not all(isinstance(host, tuple) and host for host in value):
+        return False
+    ranks = [rank for host in value for rank in host]
+    return bool(ranks) and all(map(_is_int(0), ranks)) and len({*ranks}) == len(ranks)
 
 
 _CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
@@ -85,6 +94,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "window": ("'auto', or an integer from 1 to 64",
                lambda v: v == "auto" or (_is_int(1)(v) and v <= 64)),
     "algorithm": _one_of("auto", "two_shot", "one_shot"),
+    "hierarchy": ("'off', 'auto', ranks per host, or a list of each host's ranks",
+                  lambda v: v in (OFF, AUTO) or _is_int(1)(v) or _are_hosts(v)),
     "checksum": ("true or false", _is_bool),
     "non_finite": _one_of("propagate", "raise"),
     "strict": ("true or false", _is_bool),
@@ -105,6 +116,10 @@ def _to_float(value: Any) -> Any:
     return float(value) if is_number else value
 
 
+def _to_hosts(value: Any) -> Any:
+    return tuple(map(_to_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 def _to_tuple(value: Any) -> Any:
     if isinstance(value, set):
         return tuple(sorted(value))  # a set's order differs from rank to rank
@@ -114,6 +129,7 @@ def _to_tuple(value: Any) -> Any:
 CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_codecs": _to_tuple,
     "collective_filter": _to_tuple,
+    "hierarchy": _to_hosts,
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,

@@ -239,7 +239,7 @@ std::exception_ptr Engine::finish(Launched launched) {
   row.latency =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
   process_stats().add({call.label, name_in_stats(call, transport_->rank()), codecs_of(call),
-                       launched.algorithm, name_of(call.in.dtype), ""},
+                       launched.algorithm, name_of(call.in.dtype), "", call.leg},
                       row);
   return error;
 }
