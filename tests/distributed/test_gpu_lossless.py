@@ -177,6 +177,10 @@ def _late_values():
     assert torch.equal(parts, want)
 
 
+@pytest.mark.skipif(
+    torch.cuda.device_count() < 2,
+    reason="ranks that take turns on one GPU end their own work seconds apart",
+)
 def test_values_may_come_late(own_ranks):
     """F063"""
     own_ranks(2, backend=BOTH)(_late_values)
