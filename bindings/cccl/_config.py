@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from ._rules import AUTO, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes
+from ._rules import AUTO, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes, to_tuples
 from .errors import ConfigError
 
 
@@ -320,7 +320,7 @@ def loaded(config: Any) -> Config:
     """`Config.load` for settings of one call: a dict like an earlier one is read only once."""
     if not isinstance(config, dict):
         return Config.load(config)
-    values = {k: CONVERT["hierarchy"](v) if isinstance(v, list) else v for k, v in config.items()}
+    values = {k: to_tuples(v) if isinstance(v, list) else v for k, v in config.items()}
     try:
         return _load_items(tuple((k, type(v), v) for k, v in values.items()))
     except TypeError:  # a value that cannot be hashed, which `load` may refuse

@@ -116,7 +116,8 @@ def _to_float(value: Any) -> Any:
     return float(value) if is_number else value
 
 
-def _to_hosts(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
+    """Lists, and those within them, as tuples, which can be hashed."""
     return tuple(map(_to_tuple, value)) if isinstance(value, list | tuple) else value
 
 
@@ -129,7 +130,7 @@ def _to_tuple(value: Any) -> Any:
 CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_codecs": _to_tuple,
     "collective_filter": _to_tuple,
-    "hierarchy": _to_hosts,
+    "hierarchy": to_tuples,
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,
