@@ -3,6 +3,7 @@
 
 #include "codecs/lossless/lossless.cuh"
 #include "devices/cuda/kernels.cuh"
+#include "devices/cuda/look_back.cuh"
 
 namespace cccl::lossless {
 
@@ -11,35 +12,6 @@ struct Control {
   std::uint64_t body_bytes;
   unsigned int next;  // block to be taken
 };
-
-// How far the bodies of blocks are known, in units: a value, and what it is.
-enum Known : std::uint64_t { kNothing = 0, kOwn = 1, kSumSoFar = 2 };
-
-// The units of all blocks in front of this one, for the first warp; the others' are published as
-// they become known. Blocks are taken in order, so that none waits for one that nobody has.
-__device__ inline std::uint64_t units_before(volatile unsigned long long* known,
-                                             std::uint64_t block, std::uint64_t units) {
-  if (block == 0) {
-    if (lane_id() == 0) known[0] = units << 2 | kSumSoFar;
-    return 0;
-  }
-  std::uint64_t sum = 0;
-  for (std::int64_t last = static_cast<std::int64_t>(block) - 1;; last -= kLanes) {
-    const std::int64_t at = last - lane_id();
-    std::uint64_t found;
-    do {
-      found = at >= 0 ? known[at] : kSumSoFar;
-    } while (__any_sync(~0u, (found & 3) == kNothing));
-    const unsigned int sums = __ballot_sync(~0u, (found & 3) == kSumSoFar);
-    const int nearest = sums ? __ffs(sums) - 1 : kLanes - 1;
-    std::uint64_t part = lane_id() <= nearest ? found >> 2 : 0;
-    for (int step = kLanes / 2; step > 0; step /= 2) part += __shfl_xor_sync(~0u, part, step);
-    sum += part;
-    if (sums) break;
-  }
-  if (lane_id() == 0) known[block] = (sum + units) << 2 | kSumSoFar;
-  return sum;
-}
 
 // Of the exponents counted: the most common ones into `table`, and the digits of all into `digits`.
 __device__ inline void make_table(std::uint32_t (&counts)[256], std::uint32_t (&keys)[256],
@@ -64,7 +36,7 @@ struct EncodeTask {
   int sampled;                             // one exponent of so many is counted
   bool aligned;                            // values and payload, for the widest accesses
   Control* control;
-  unsigned long long* known;  // of each block
+  unsigned long long* known;  // units of each block
 };
 
 template <class T>
@@ -137,8 +109,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 3 : 4)
     const bool coded = in_units(coded_bytes) < static_cast<std::size_t>(raw_bytes);
     const int bytes = coded ? coded_bytes : raw_bytes;
     const std::uint64_t units = (bytes + kUnit - 1) / kUnit;
-    if (t == 0 && block > 0)
-      *reinterpret_cast<volatile unsigned long long*>(task.known + block) = units << 2 | kOwn;
+    if (t == 0) publish(task.known, block, units);
 
     if (coded) {
 #pragma unroll
@@ -157,7 +128,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 3 : 4)
           escapes[at++] = static_cast<std::uint8_t>(exponent_at<T>(words, i));
     }
     if (t < kLanes) {
-      const std::uint64_t units_in_front = units_before(task.known, block, units);
+      const std::uint64_t units_in_front = sum_before(task.known, block, units);
       if (t == 0) {
         place = task.directory + units_in_front * kUnit;
         taken = atomicAdd(&task.control->next, 1u);
