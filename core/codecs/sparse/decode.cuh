@@ -260,7 +260,7 @@ __device__ inline void report_damage(Report* report, int number, Totals& totals)
 // kHeld: elements are floats that become values of type Out, else the very values.
 template <class Element, class Out, bool kHeld>
 __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
-    decode_cells(__grid_constant__ const DecodeTask task, __grid_constant__ const Sources sources,
+    decode_sparse(__grid_constant__ const DecodeTask task, __grid_constant__ const Sources sources,
                   Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(Out);
   begin();
@@ -286,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
 // Sums of all sources, which begin with -0: it leaves a first term as it is.
 template <class Element, class Out, bool kHeld>
 __global__ void __launch_bounds__(kThreads, sizeof(Out) == 8 ? 1 : 2)
-    sum_cells(__grid_constant__ const DecodeTask task, Mean mean,
+    sum_sparse(__grid_constant__ const DecodeTask task, Mean mean,
                __grid_constant__ const Sources sources, Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(Out), kRows = kCellSize / kLanes / kVector;
   using Real = SumOf<Out>;

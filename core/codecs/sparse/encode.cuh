@@ -127,7 +127,7 @@ __device__ inline bool hold(const EncodeTask& task, std::uint64_t index, std::ui
 // kHeld: another codec's kernel writes the values, and completes the payload.
 template <class Source, class Element, bool kHeld>
 __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
-    encode_cells(__grid_constant__ const EncodeTask task, __grid_constant__ const Seal seal,
+    encode_sparse(__grid_constant__ const EncodeTask task, __grid_constant__ const Seal seal,
                   __grid_constant__ const Sources sources, Workspace* workspace) {
   __shared__ Turns::Shared shared;
   const int warp = static_cast<int>(threadIdx.x) / kLanes;

@@ -72,7 +72,7 @@ class SparseOnCuda final : public CudaCodec {
     const Located located(*this, sources, out.count, out.dtype, on);
     const auto task = located.task(out);
     const auto run = [&]<class Element, class Out, bool kHeld>() {
-      launch_with(kMemory<Element>, decode_cells<Element, Out, kHeld>, on,
+      launch_with(kMemory<Element>, decode_sparse<Element, Out, kHeld>, on,
                   task.cells * kWarps / kCellsOfBlock<Element>, 1, task, sources, on.workspace(),
                   on.report());
     };
@@ -213,7 +213,7 @@ std::size_t SparseOnCuda::encode_sums(ConstValues values, const EncodeArgs& args
   task.held = reinterpret_cast<float*>(memory + zeros + places);
 
   const auto run = [&]<class Source, class Element, bool kHeld>() {
-    launch_with(kMemory<Element>, encode_cells<Source, Element, kHeld>, on, task.turns * kWarps, 1,
+    launch_with(kMemory<Element>, encode_sparse<Source, Element, kHeld>, on, task.turns * kWarps, 1,
                 task, seal, sources, on.workspace());
   };
   if (held) {
@@ -272,7 +272,7 @@ Sources SparseOnCuda::reduce_as(const ReduceArgs& args, Values out, DType dtype,
   const Located located(*this, sources, out.count, dtype, on);
   const auto task = located.task(out);
   const auto run = [&]<class Element, class Out, bool kHeld>() {
-    launch_with(kMemory<Element>, sum_cells<Element, Out, kHeld>, on,
+    launch_with(kMemory<Element>, sum_sparse<Element, Out, kHeld>, on,
                 task.cells * kWarps / kCellsOfBlock<Element>, 1, task,
                 mean_of(args.divisor, dtype), sources, on.workspace(), on.report());
   };

@@ -53,6 +53,13 @@ struct CellsToDecode {
   BodySize size;
 };
 
+// Tells a coder, where it must know, how long a cell's codes are.
+template <class Coder>
+__device__ inline void fit(Coder& coder, const BodySize& size, const Cell& cell) {
+  if constexpr (requires(Coder& any) { any.layout.code_bytes; })
+    coder.layout.code_bytes = size.codes(cell.values);
+}
+
 // step(cell's number, the cell, its tile) for each tile of this warp's cells, then last(cell's
 // number, the cell).
 template <class Step, class Last>
@@ -89,8 +96,7 @@ __global__ void __launch_bounds__(kThreads, kResidentCoder<Encoder, float>)
   for_cells(
       task.cells, task.count,
       [&](std::uint64_t i, const Cell& cell, auto tile) {
-        if constexpr (requires { encoder.layout; })
-          encoder.layout.code_bytes = task.size.codes(cell.values);
+        fit(encoder, task.size, cell);
         constexpr int kVector = kVectorRead<Encoder, float, false>;
         tile.position += task.position + i * kCellValues;
         typename Encoder::Real values[kPerLane];
@@ -121,8 +127,7 @@ __global__ void __launch_bounds__(kThreads, kResidentCoder<Decoder, float>)
   for_cells(
       task.cells + first, task.count,
       [&](std::uint64_t i, const Cell& cell, const auto& tile) {
-        if constexpr (requires { decoder.layout; })
-          decoder.layout.code_bytes = task.size.codes(cell.values);
+        fit(decoder, task.size, cell);
         const BodyReader in(sources.payloads[blockIdx.y] + cell.offset);
         const auto fetched = decoder.template fetch<kVector>(tile, in);
         float values[kPerLane];
