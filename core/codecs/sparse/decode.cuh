@@ -207,8 +207,9 @@ __device__ inline auto elements_at(const CellMemory<Element>& memory, bool dense
   auto [bits, rank] = held_from(memory, (row * kLanes + lane_id()) * kVector);
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    if (!(bits >> v & 1)) continue;
-    const Word word = memory.elements[rank++];
+    const bool held = bits >> v & 1;
+    const Word word = held ? memory.elements[rank] : Word{0};
+    rank += held;
     if constexpr (sizeof(Word) == 8) {
       chunk.words[2 * v] = static_cast<std::uint32_t>(word);
       chunk.words[2 * v + 1] = static_cast<std::uint32_t>(word >> 32);

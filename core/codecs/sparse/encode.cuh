@@ -41,20 +41,18 @@ __device__ inline auto elements_of(const Chunk<kBytes>& row) {
   }
 }
 
-// Elements and mask of a cell. Returns whether one is an Inf or NaN.
+// Elements and mask of a cell.
 template <class Source, class Element>
-__device__ inline bool load_cell(const EncodeTask& task, std::uint64_t index, int n,
+__device__ inline void load_cell(const EncodeTask& task, std::uint64_t index, int n,
                                  CellMemory<Element>& memory) {
   constexpr int kVector = kChunkBytes / sizeof(Source), kRow = kLanes * kVector;
   constexpr int kRows = kCellSize / kRow, kBatch = kRows < 8 ? kRows : 8;
   using Word = WordOf<Element>;
   const std::byte* const from = task.values + index * kCellSize * sizeof(Source);
-  bool special = false;
   const auto take = [&](int row, const Chunk<kChunkBytes>& chunk) {
     const auto elements = elements_of<Source, Element>(chunk);
     auto* const to = reinterpret_cast<std::byte*>(memory.elements + row * kRow);
     write_chunk<false>(to, elements, lane_id());
-    special |= has_non_finite(elements, task.exponents);
     write_flags<kVector>(memory.mask, row,
                          flags_of<Word>(elements, static_cast<Word>(task.selection.bits),
                                         static_cast<Word>(task.selection.least)));
@@ -77,10 +75,9 @@ __device__ inline bool load_cell(const EncodeTask& task, std::uint64_t index, in
     }
   }
   __syncwarp();
-  return special;
 }
 
-// The elements held, side by side.
+// The elements held, side by side, where a bitmap says which.
 template <class Element>
 __device__ inline void compact(std::uint32_t held, int n, CellMemory<Element>& memory) {
   constexpr int kVector = kChunkBytes / sizeof(Element), kRow = kLanes * kVector;
@@ -107,17 +104,48 @@ __device__ inline void compact(std::uint32_t held, int n, CellMemory<Element>& m
   __syncwarp();
 }
 
+// Element i of those held.
+template <class Element>
+__device__ inline WordOf<Element> held_element(const Choice& choice, std::uint32_t i,
+                                               const CellMemory<Element>& memory) {
+  return memory.elements[choice.entry.form == Form::kGaps ? memory.places[i] : i];
+}
+
+// Of the 32-bit words that they fill, word i.
+template <class Element>
+__device__ inline std::uint32_t held_word(const Choice& choice, std::uint32_t i,
+                                          const CellMemory<Element>& memory) {
+  const auto* const words = reinterpret_cast<const std::uint32_t*>(memory.elements);
+  if (choice.entry.form != Form::kGaps) return words[i];
+  if constexpr (sizeof(Element) >= 4) {
+    constexpr int kOfElement = sizeof(Element) / 4;
+    return words[memory.places[i / kOfElement] * kOfElement + i % kOfElement];
+  } else {
+    constexpr int kInWord = 4 / sizeof(Element);
+    std::uint32_t word = 0;
+#pragma unroll
+    for (int e = 0; e < kInWord; ++e) {
+      const std::uint32_t element = i * kInWord + e;
+      if (element < choice.entry.values)
+        word |= std::uint32_t{memory.elements[memory.places[element]]}
+                << 8 * static_cast<int>(sizeof(Element)) * e;
+    }
+    return word;
+  }
+}
+
 // As floats for another codec's kernel. Returns whether one is as good as an Inf.
 template <class Element>
-__device__ inline bool hold(const EncodeTask& task, std::uint64_t index, std::uint32_t held,
+__device__ inline bool hold(const EncodeTask& task, std::uint64_t index, const Choice& choice,
                             const CellMemory<Element>& memory) {
   bool found = false;
-  for (std::uint32_t i = lane_id(); i < held; i += kLanes) {
+  for (std::uint32_t i = lane_id(); i < choice.entry.values; i += kLanes) {
+    const auto element = held_element(choice, i, memory);
     float value;
     if constexpr (sizeof(Element) == 8)
-      value = narrow(__longlong_as_double(static_cast<long long>(memory.elements[i])));
+      value = narrow(__longlong_as_double(static_cast<long long>(element)));
     else
-      value = __uint_as_float(memory.elements[i]);
+      value = __uint_as_float(element);
     found |= (__float_as_uint(value) & 0x7FFFFFFFu) >= task.infinity;
     task.held[index * kCellSize + i] = value;
   }
@@ -145,12 +173,12 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
     if (mine) {
       const int n = values_in(index, task.count);
       const CellLimits& limits = n == kCellSize ? task.whole : task.last;
-      if (load_cell<Source, Element>(task, index, n, memory)) totals.flags |= kFoundNonFinite;
+      load_cell<Source, Element>(task, index, n, memory);
       if (task.selection.top_k) keep_largest(task.selection, limits.kept, memory);
       choice = choose_form(limits, task.size, n, memory);
-      if (!choice.dense()) compact(choice.entry.values, n, memory);
+      if (choice.entry.form == Form::kBitmap) compact(choice.entry.values, n, memory);
       if constexpr (kHeld)
-        if (hold(task, index, choice.entry.values, memory)) totals.flags |= kFoundNonFinite;
+        if (hold(task, index, choice, memory)) totals.flags |= kFoundNonFinite;
     }
     const auto [begin, end] = turns.place(turn, choice.bytes() / 4, shared);
     if (turn == task.turns - 1 && threadIdx.x == 0)
@@ -164,14 +192,14 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
       out.word(sizeof(Entry) * index, row, totals.written);
       if constexpr (kHeld) task.places[index] = {at + choice.positions, values};
     }
-    const auto* const positions =
-        choice.entry.form == Form::kBitmap ? memory.mask : memory.words;
     for (std::uint32_t i = lane_id(); i < choice.positions / 4; i += kLanes)
-      out.word(at + 4 * i, positions[i], totals.written);
+      out.word(at + 4 * i, memory.mask[i], totals.written);  // or gaps
     if constexpr (!kHeld) {
-      const auto* const words = reinterpret_cast<const std::uint32_t*>(memory.elements);
-      for (std::uint32_t i = lane_id(); i < choice.values / 4; i += kLanes)
-        out.word(at + choice.positions + 4 * i, words[i], totals.written);
+      for (std::uint32_t i = lane_id(); i < choice.values / 4; i += kLanes) {
+        const std::uint32_t word = held_word(choice, i, memory);
+        if (has_non_finite(word, i, task.exponents)) totals.flags |= kFoundNonFinite;
+        out.word(at + choice.positions + 4 * i, word, totals.written);
+      }
     }
     __syncwarp();  // before the memory is used for the next
   }

@@ -102,8 +102,8 @@ __device__ inline void keep_largest(const Selection& selection, std::uint32_t ke
   }
   mask_from(memory, bits, kth, memory.mask);
   if (from_kth <= kept) return;
-  mask_from(memory, bits, kth + 1, memory.words);
-  const std::uint64_t larger = own_places(memory.words), equal = own_places(memory.mask) & ~larger;
+  mask_from(memory, bits, kth + 1, memory.other_mask);
+  const std::uint64_t larger = own_places(memory.other_mask), equal = own_places(memory.mask) & ~larger;
   std::uint32_t all_larger, all_equal;
   scan_lanes(__popcll(larger), all_larger);
   const std::uint32_t in_front = scan_lanes(__popcll(equal), all_equal);
@@ -125,7 +125,7 @@ struct Choice {
   __device__ bool dense() const { return entry.form == Form::kDense; }
 };
 
-// The form that takes the fewest bytes. Completes memory.before, and memory.gaps where that is it.
+// The form that takes the fewest bytes. Turns the mask into gaps and places, or completes `before`.
 template <class Element>
 __device__ inline Choice choose_form(const CellLimits& limits, const BodySize& size, int n,
                                      CellMemory<Element>& memory) {
@@ -142,7 +142,6 @@ __device__ inline Choice choose_form(const CellLimits& limits, const BodySize& s
   std::uint32_t all;  // values in the lower half, skips in the upper
   const auto values = static_cast<std::uint32_t>(__popcll(own));
   const std::uint32_t in_front = scan_lanes(values | own_skips << 16, all);
-  write_before(memory, in_front & 0xFFFF);
   const std::uint32_t held = all & 0xFFFF, skips = all >> 16;
   if (n - held < limits.zeros) return dense;
 
@@ -151,19 +150,24 @@ __device__ inline Choice choose_form(const CellLimits& limits, const BodySize& s
   const auto bytes = static_cast<std::uint32_t>(position_bytes(entry, n));
   const Choice choice{entry, (bytes + 3) / 4 * 4, size.padded(held)};
   if (choice.bytes() >= limits.bytes) return dense;
-  if (entry.form == Form::kGaps) {
-    std::uint8_t* at = memory.gaps + (in_front & 0xFFFF) + (in_front >> 16);
-    for (std::uint64_t left = own; left; left &= left - 1) {
-      const int place = first_place + __ffsll(static_cast<long long>(left)) - 1;
-      int between = place - next;
-      for (; between >= static_cast<int>(kSkip); between -= kSkip)
-        *at++ = static_cast<std::uint8_t>(kSkip);
-      *at++ = static_cast<std::uint8_t>(between);
-      next = place + 1;
-    }
-    if (bytes + lane_id() < choice.positions) memory.gaps[bytes + lane_id()] = 0;
-    __syncwarp();
+  if (entry.form == Form::kBitmap) {
+    write_before(memory, in_front & 0xFFFF);
+    return choice;
   }
+  std::uint16_t* places = memory.places + (in_front & 0xFFFF);
+  std::uint8_t* at = memory.gaps + (in_front & 0xFFFF) + (in_front >> 16);
+  for (std::uint32_t skip = 0; skip < own_skips; ++skip) {
+    *at++ = static_cast<std::uint8_t>(kSkip);
+    next += kSkip;
+  }
+  for (std::uint64_t left = own; left; left &= left - 1) {
+    const int place = first_place + __ffsll(static_cast<long long>(left)) - 1;
+    *places++ = static_cast<std::uint16_t>(place);
+    *at++ = static_cast<std::uint8_t>(place - next);
+    next = place + 1;
+  }
+  if (bytes + lane_id() < choice.positions) memory.gaps[bytes + lane_id()] = 0;
+  __syncwarp();
   return choice;
 }
 

@@ -26,12 +26,15 @@ using WordOf = Word<sizeof(Element)>;
 template <class Element>
 struct alignas(kChunkBytes) CellMemory {
   WordOf<Element> elements[kCellSize];
-  std::uint32_t mask[kMaskWords];    // of places held
-  std::uint16_t before[kMaskWords];  // values held in front of each of its words
+  union {
+    std::uint32_t mask[kMaskWords];    // of places held
+    std::uint8_t gaps[4 * kMaskWords];  // as an encoder writes them: fewer than a bitmap's bytes
+  };
+  std::uint16_t before[kMaskWords];  // values held in front of each word of the mask
   union {
     std::byte staging[kLanes * kChunkBytes];  // of a row that is not aligned or cut short
-    std::uint8_t gaps[kLanes * kChunkBytes];  // as an encoder writes them: less than a bitmap
-    std::uint32_t words[kLanes * kChunkBytes / 4];
+    std::uint16_t places[4 * kMaskWords];     // of the values held, where an encoder writes gaps
+    std::uint32_t other_mask[kMaskWords];
   };
 };
 

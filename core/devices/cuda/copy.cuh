@@ -37,7 +37,9 @@ static __global__ void __launch_bounds__(kThreads)
     }
     bool found = false;
 #pragma unroll
-    for (const auto& row : rows) found |= has_non_finite(row, exponents);
+    for (const auto& row : rows)
+#pragma unroll
+      for (int i = 0; i < row.kWords; ++i) found |= has_non_finite(row.words[i], i, exponents);
     if (found) totals.flags |= kFoundNonFinite;
     out.rows(tile, offset, bytes, rows);
   });

@@ -165,17 +165,11 @@ inline Exponents exponents_of(DType dtype) {
   }
 }
 
-template <int kBytes>
-__device__ inline bool has_non_finite(const Chunk<kBytes>& chunk, const Exponents& exponents) {
-  bool found = false;
-#pragma unroll
-  for (int i = 0; i < chunk.kWords; ++i) {
-    const std::uint32_t word = chunk.words[i];
-    const bool special =
-        (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
-    found |= special && (i % 2 || !exponents.odd_words_only);
-  }
-  return found && exponents.floating;
+// Of word i of elements.
+__device__ inline bool has_non_finite(std::uint32_t word, int i, const Exponents& exponents) {
+  const bool special =
+      (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
+  return special && (i % 2 || !exponents.odd_words_only) && exponents.floating;
 }
 
 }  // namespace cccl::cuda
