@@ -116,6 +116,12 @@ def test_what_is_dropped_is_below_the_threshold_and_no_infinity_is(device):
     assert back[~dropped].tobytes() == raw[~dropped].tobytes()
     kept = round_trip(Case("sparse", {"top_k": 0.0001}, device).core, raw, "float32")
     assert (np.isfinite(kept) == np.isfinite(raw)).all()
+    raw[100:400] = np.resize(np.float32([np.inf, np.nan, -np.inf]), 300)  # more than k
+    kept = round_trip(Case("sparse", {"top_k": 0.1}, device).core, raw, "float32")
+    assert (
+        kept[:CELL].view(np.uint32)
+        == np.where(np.isfinite(raw), 0, raw).astype(np.float32).view(np.uint32)[:CELL]
+    ).all()
 
 
 def test_the_bound_says_what_was_dropped():
@@ -134,7 +140,9 @@ def test_a_sums_form_is_chosen_anew(device):
     raws = [np.where(np.arange(CELL) % 10 == rank, 1, 0).astype(np.float32) for rank in range(10)]
     payloads = [encode(EXACT.on(device).core, raw, "float32") for raw in raws]
     assert max(map(len, payloads)) < 64 + 0.14 * 4 * CELL
-    found = reduce_encode(EXACT.on(device).core, EXACT.on(device).core, payloads, 1.0, CELL, "float32")
+    found = reduce_encode(
+        EXACT.on(device).core, EXACT.on(device).core, payloads, 1.0, CELL, "float32"
+    )
     assert len(found) == 64 + 4 + 4 * CELL
     assert (decode(EXACT.on(device).core, found, CELL, "float32") == 1).all()
 
@@ -151,7 +159,9 @@ def test_sums_pass_between_sparse_and_dense_codecs(device, first, second, dtype)
     payloads = [encode(first.core, raw, dtype) for raw in raws]
     model = [reference.model(case.name, case.options, dtype) for case in (first, second)]
     mean = reference.mean(model[0], payloads, 3.0, dtype, 5000)
-    found = reduce_encode(first.on(device).core, second.on(device).core, payloads, 3.0, 5000, dtype, position=CELL)
+    found = reduce_encode(
+        first.on(device).core, second.on(device).core, payloads, 3.0, 5000, dtype, position=CELL
+    )
     assert found[64:] == model[1].body(mean, CELL, 0)
 
 

@@ -1,4 +1,4 @@
-"""sparse over NCCL: the bits and the bytes that the CPU has, whatever each rank's share of zeros."""
+"""sparse over NCCL: bits and bytes are those of the CPU, whatever each rank's share of zeros."""
 
 from __future__ import annotations
 
@@ -16,7 +16,11 @@ pytestmark = pytest.mark.skipif(not _core.cuda_device_count(), reason="no CUDA d
 
 def settings(codec, **more) -> cccl.Config:
     return cccl.Config(
-        compression_type=codec, collective_filter=EVERYTHING, strict=True, chunk_size="64KiB", **more
+        compression_type=codec,
+        collective_filter=EVERYTHING,
+        strict=True,
+        chunk_size="64KiB",
+        **more,
     )
 
 

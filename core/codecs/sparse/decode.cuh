@@ -44,8 +44,7 @@ struct Payload {
   __device__ Payload(const Sources& sources, int i)
       : in{sources.payloads[i] + sizeof(PayloadHeader),
            reinterpret_cast<std::uintptr_t>(sources.payloads[i]) % 4 == 0},
-        body_bytes(min(read_header(sources.payloads[i]).body_bytes,
-                       sources.expected.body_bytes)) {}
+        body_bytes(min(read_header(sources.payloads[i]).body_bytes, sources.expected.body_bytes)) {}
 };
 
 struct LocateTask {
@@ -60,17 +59,16 @@ struct LocateTask {
 // Finds the groups of payload blockIdx.y. Cells that are not in the body, or have no sound row,
 // hold nothing: the kernel that reads them reports it.
 static __global__ void __launch_bounds__(kThreads)
-    locate_cells(__grid_constant__ const LocateTask task,
-                  __grid_constant__ const Sources sources) {
+    locate_cells(__grid_constant__ const LocateTask task, __grid_constant__ const Sources sources) {
   __shared__ Turns::Shared shared;
   begin();
   const Payload payload(sources, static_cast<int>(blockIdx.y));
-  const bool readable = task.directory <= payload.body_bytes;
+  const bool has_rows = task.directory <= payload.body_bytes;
   const Turns turns{task.next + blockIdx.y, task.known + blockIdx.y * task.turns};
   for (std::uint64_t turn = turns.begin(shared); turn < task.turns; turn = shared.taken) {
     const std::uint64_t group = turn * kWarps + threadIdx.x / kLanes;
     const std::uint64_t cell = group * kGroup + lane_id();
-    const bool mine = readable && cell < task.cells;
+    const bool mine = has_rows && cell < task.cells;
     std::uint64_t unused = 0;
     const Row row(mine ? payload.in.word(sizeof(Entry) * cell, unused) : 0,
                   mine ? values_in(cell, task.count) : 0, task.size);
@@ -80,9 +78,8 @@ static __global__ void __launch_bounds__(kThreads)
     if (lane_id() == 0 && group < task.groups) task.located[blockIdx.y * task.groups + group] = at;
     if (task.places && cell < task.cells) {
       const std::uint64_t from = at + in_front + row.positions;
-      const bool inside = from + row.values <= payload.body_bytes;
-      task.places[blockIdx.y * task.cells + cell] = {from, inside ? row.entry.values * row.sound
-                                                                  : 0u};
+      const bool readable = row.sound && from + row.values <= payload.body_bytes;
+      task.places[blockIdx.y * task.cells + cell] = {from, readable ? row.entry.values : 0u, 0};
     }
   }
 }
@@ -91,7 +88,9 @@ static __global__ void __launch_bounds__(kThreads)
 template <class Element>
 __device__ inline bool read_bitmap(const Payload& payload, std::uint64_t at, const Row& row, int n,
                                    CellMemory<Element>& memory, std::uint64_t& sum) {
-  const auto low_bits = [](int bits) { return bits <= 0 ? 0 : bits >= 32 ? ~0u : (1u << bits) - 1; };
+  const auto low_bits = [](int bits) {
+    return bits <= 0 ? 0 : bits >= 32 ? ~0u : (1u << bits) - 1;
+  };
   std::uint32_t found = 0;
   bool sound = true;
 #pragma unroll
@@ -229,16 +228,17 @@ __device__ inline void write_rows(const DecodeTask& task, std::uint64_t cell,
   constexpr int kRows = kCellSize * static_cast<int>(sizeof(Out)) / kRow;
   const int n = values_in(cell, task.count);
   std::byte* const to = task.values + cell * kCellSize * sizeof(Out);
-  const bool vector = task.aligned && n == kCellSize;
+  if (task.aligned && n == kCellSize) {
+#pragma unroll kUnroll
+    for (int row = 0; row < kRows; ++row)
+      write_chunk<true>(to + row * kRow, Chunk<kChunkBytes>(of(row)), lane_id());
+    return;
+  }
   const WarpTile<false> tile{0, 0, 0, 0, n, memory.staging};
 #pragma unroll kUnroll
   for (int row = 0; row < kRows; ++row) {
-    const Chunk<kChunkBytes> chunk = of(row);
-    if (vector)
-      write_chunk<true>(to + row * kRow, chunk, lane_id());
-    else
-      write_row(tile, to + row * kRow, static_cast<std::int64_t>(n) * sizeof(Out) - row * kRow,
-                chunk, lane_id());
+    const auto left = static_cast<std::int64_t>(n) * sizeof(Out) - row * kRow;
+    write_row(tile, to + row * kRow, left, Chunk<kChunkBytes>(of(row)), lane_id());
   }
 }
 
@@ -301,8 +301,8 @@ __global__ void __launch_bounds__(kThreads, sizeof(Out) == 8 ? 1 : 2)
       for (Real& sum : part) sum = Real{-0.0f};
 #pragma unroll 1
     for (int i = 0; i < sources.count; ++i) {
-      const auto opened = open_cell<Element, kHeld>(task, Payload(sources, i), i, cell, memory,
-                                                    totals.read);
+      const auto opened =
+          open_cell<Element, kHeld>(task, Payload(sources, i), i, cell, memory, totals.read);
       if (!opened.sound) {
         report_damage(report, i, totals);
         continue;

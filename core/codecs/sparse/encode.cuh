@@ -187,10 +187,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(Element) == 8 ? 2 : 3)
     const std::uint64_t at = task.directory + 4 * begin;
     if (lane_id() == 0) {
       const auto [values, form, skips] = choice.entry;
-      const auto row = values | static_cast<std::uint32_t>(form) << 16 |
-                       static_cast<std::uint32_t>(skips) << 24;
+      const auto row =
+          values | static_cast<std::uint32_t>(form) << 16 | static_cast<std::uint32_t>(skips) << 24;
       out.word(sizeof(Entry) * index, row, totals.written);
-      if constexpr (kHeld) task.places[index] = {at + choice.positions, values};
+      if constexpr (kHeld) task.places[index] = {at + choice.positions, values, 0};
     }
     for (std::uint32_t i = lane_id(); i < choice.positions / 4; i += kLanes)
       out.word(at + 4 * i, memory.mask[i], totals.written);  // or gaps

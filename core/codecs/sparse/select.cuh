@@ -29,8 +29,8 @@ __device__ inline void write_flags(std::uint32_t* mask, int row, std::uint32_t f
 #pragma unroll
     for (int step = 1; step * kVector < 8; step *= 2)
       flags |= __shfl_down_sync(~0u, flags, step) << step * kVector;
-    if (place % 8 == 0) reinterpret_cast<std::uint8_t*>(mask)[place / 8] =
-        static_cast<std::uint8_t>(flags);
+    if (place % 8 == 0)
+      reinterpret_cast<std::uint8_t*>(mask)[place / 8] = static_cast<std::uint8_t>(flags);
   }
 }
 
@@ -55,20 +55,6 @@ __device__ inline void for_rows(const CellMemory<Element>& memory, Use use) {
   }
 }
 
-// How many elements have `least` or more in these bits.
-template <class Element>
-__device__ inline std::uint32_t count_from(const CellMemory<Element>& memory, std::uint64_t bits,
-                                           std::uint64_t least) {
-  using Word = WordOf<Element>;
-  std::uint32_t found = 0;
-  for_rows(memory, [&](int, const auto& chunk) {
-#pragma unroll
-    for (int v = 0; v < kChunkBytes / static_cast<int>(sizeof(Word)); ++v)
-      found += (word_at<Word>(chunk, v) & static_cast<Word>(bits)) >= static_cast<Word>(least);
-  });
-  return __reduce_add_sync(~0u, found);
-}
-
 template <class Element>
 __device__ inline void mask_from(const CellMemory<Element>& memory, std::uint64_t bits,
                                  std::uint64_t least, std::uint32_t* mask) {
@@ -80,37 +66,82 @@ __device__ inline void mask_from(const CellMemory<Element>& memory, std::uint64_
   __syncwarp();
 }
 
+// The magnitude of which `kept` elements have that or more, or of more than those if several are
+// equal: then `room` of these are among them.
+template <class Word>
+struct Least {
+  Word magnitude;
+  std::uint32_t equal, room;
+};
+
+// Byte by byte from the top: a histogram of those whose upper bytes are known to be the same. More
+// than `kept` elements are not 0.
+template <class Element>
+__device__ inline Least<WordOf<Element>> least_kept(const Selection& selection, std::uint32_t kept,
+                                                    CellMemory<Element>& memory) {
+  using Word = WordOf<Element>;
+  const auto bits = static_cast<Word>(selection.bits);
+  Least<Word> least{0, 0, kept};
+  Word known = 0;
+  for (int shift = 8 * static_cast<int>(sizeof(Word)) - 8; shift >= 0; shift -= 8) {
+    reinterpret_cast<uint4*>(memory.histogram)[lane_id()] = uint4{0, 0, 0, 0};
+    __syncwarp();
+    for_rows(memory, [&](int, const auto& chunk) {
+#pragma unroll
+      for (int v = 0; v < kChunkBytes / static_cast<int>(sizeof(Word)); ++v) {
+        const auto magnitude = static_cast<Word>(word_at<Word>(chunk, v) & bits);
+        const auto byte = static_cast<std::uint32_t>(magnitude >> shift & 255);
+        if ((magnitude & known) == least.magnitude)
+          atomicAdd(&memory.histogram[byte / 2], 1u << 16 * (byte % 2));
+      }
+    });
+    __syncwarp();
+    const uint4 own = reinterpret_cast<const uint4*>(memory.histogram)[lane_id()];
+    const std::uint32_t words[4] = {own.x, own.y, own.z, own.w};  // of bytes 8 * lane_id() and on
+    std::uint32_t mine = 0, all;
+#pragma unroll
+    for (const std::uint32_t word : words) mine += (word & 0xFFFF) + (word >> 16);
+    const std::uint32_t in_front = scan_lanes(mine, all);
+    std::uint32_t larger = all - in_front - mine;
+    const bool here = larger < least.room && least.room <= larger + mine;
+    int byte = 8;
+    std::uint32_t equal = 0;
+    if (here) {
+      do {
+        larger += equal;
+        --byte;
+        equal = words[byte / 2] >> 16 * (byte % 2) & 0xFFFF;
+      } while (larger + equal < least.room);
+    }
+    const int lane = __ffs(__ballot_sync(~0u, here)) - 1;
+    least.magnitude |= static_cast<Word>(8 * lane + __shfl_sync(~0u, byte, lane)) << shift;
+    least.room -= __shfl_sync(~0u, larger, lane);
+    least.equal = __shfl_sync(~0u, equal, lane);
+    known |= static_cast<Word>(Word{255} << shift);
+    __syncwarp();
+    if (least.equal == least.room) break;  // whatever the lower bytes are
+  }
+  return least;
+}
+
 // Top-k: of the places in the mask those of the `kept` largest magnitudes, of equals the first.
 template <class Element>
 __device__ inline void keep_largest(const Selection& selection, std::uint32_t kept,
                                     CellMemory<Element>& memory) {
-  const std::uint64_t bits = selection.bits;
-  if (__reduce_add_sync(~0u, static_cast<std::uint32_t>(__popcll(own_places(memory.mask)))) <= kept)
-    return;
-  std::uint64_t kth = 0;  // the magnitude of the last one kept, bit by bit from the top
-  std::uint32_t from_kth = kCellSize;
-  for (std::uint64_t bit = std::uint64_t{1} << (8 * sizeof(Element) - 2); bit; bit >>= 1) {
-    const std::uint32_t found = count_from(memory, bits, kth | bit);
-    if (found < kept) continue;
-    kth |= bit;
-    from_kth = found;
-    if (found == kept) break;  // whatever the lower bits are
-  }
-  if (kth >= selection.infinity) {
-    mask_from(memory, bits, selection.infinity, memory.mask);
-    return;
-  }
-  mask_from(memory, bits, kth, memory.mask);
-  if (from_kth <= kept) return;
-  mask_from(memory, bits, kth + 1, memory.other_mask);
-  const std::uint64_t larger = own_places(memory.other_mask), equal = own_places(memory.mask) & ~larger;
-  std::uint32_t all_larger, all_equal;
-  scan_lanes(__popcll(larger), all_larger);
-  const std::uint32_t in_front = scan_lanes(__popcll(equal), all_equal);
-  const std::uint32_t room = kept - all_larger;
-  std::uint64_t left = equal;  // but for those that stay
+  const auto held = static_cast<std::uint32_t>(__popcll(own_places(memory.mask)));
+  if (__reduce_add_sync(~0u, held) <= kept) return;
+  const auto [magnitude, equal, room] = least_kept(selection, kept, memory);
+  const auto infinity = static_cast<WordOf<Element>>(selection.infinity);
+  mask_from(memory, selection.bits, min(magnitude, infinity), memory.mask);
+  if (magnitude >= infinity || equal == room) return;
+  mask_from(memory, selection.bits, magnitude + std::uint64_t{1}, memory.other_mask);
+  const std::uint64_t larger = own_places(memory.other_mask);
+  const std::uint64_t equals = own_places(memory.mask) & ~larger;
+  std::uint32_t all;
+  const std::uint32_t in_front = scan_lanes(static_cast<std::uint32_t>(__popcll(equals)), all);
+  std::uint64_t left = equals;  // but for those that stay
   for (std::uint32_t i = in_front; i < room && left; ++i) left &= left - 1;
-  const std::uint64_t places = larger | (equal & ~left);
+  const std::uint64_t places = larger | (equals & ~left);
   memory.mask[2 * lane_id()] = static_cast<std::uint32_t>(places);
   memory.mask[2 * lane_id() + 1] = static_cast<std::uint32_t>(places >> 32);
   __syncwarp();

@@ -130,7 +130,9 @@ class SparseOnCuda final : public CudaCodec {
     std::byte* at(std::size_t offset) const {
       return static_cast<std::byte*>(scratch_.data()) + offset;
     }
-    std::uint64_t* groups_at() const { return reinterpret_cast<std::uint64_t*>(at(groups_offset_)); }
+    std::uint64_t* groups_at() const {
+      return reinterpret_cast<std::uint64_t*>(at(groups_offset_));
+    }
     float* values_at() const { return reinterpret_cast<float*>(at(values_offset_)); }
 
     std::uint64_t payloads_, cells_, groups_, turns_;
@@ -223,8 +225,8 @@ std::size_t SparseOnCuda::encode_sums(ConstValues values, const EncodeArgs& args
       else
         run.template operator()<WordOf<T>, WordOf<T>, true>();
     });
-    const CellsToEncode cells{task.held, task.places, task.cells,
-                              args.position, task.size, &task.control->begun};
+    const CellsToEncode cells{task.held,     task.places, task.cells,
+                              args.position, task.size,   &task.control->begun};
     within_.encode_cells(cells, args, seal, sources, on);
   } else if (same) {
     with_word(size_of(dtype),
@@ -237,8 +239,8 @@ std::size_t SparseOnCuda::encode_sums(ConstValues values, const EncodeArgs& args
   return sizeof(PayloadHeader) + seal.header.body_bytes;
 }
 
-SparseOnCuda::Located::Located(const SparseOnCuda& codec, const Sources& sources,
-                               std::size_t count, DType dtype, const CudaQueue& on)
+SparseOnCuda::Located::Located(const SparseOnCuda& codec, const Sources& sources, std::size_t count,
+                               DType dtype, const CudaQueue& on)
     : payloads_(sources.count),
       cells_(cells_of(count)),
       groups_((cells_ + kGroup - 1) / kGroup),
@@ -256,10 +258,16 @@ SparseOnCuda::Located::Located(const SparseOnCuda& codec, const Sources& sources
   CCCLIB_CUDA(cudaMemsetAsync, at(0), 0, zeros_, on.stream());
   auto* const known = reinterpret_cast<unsigned long long*>(at(0));
   auto* const places = reinterpret_cast<Cell*>(at(places_offset_));
-  const LocateTask locate{count,  cells_,      groups_,
-                          turns_, sizeof(Entry) * cells_, size_,
-                          reinterpret_cast<unsigned int*>(known + payloads_ * turns_), known,
-                          groups_at(), decodes_ ? places : nullptr};
+  const LocateTask locate{count,
+                          cells_,
+                          groups_,
+                          turns_,
+                          sizeof(Entry) * cells_,
+                          size_,
+                          reinterpret_cast<unsigned int*>(known + payloads_ * turns_),
+                          known,
+                          groups_at(),
+                          decodes_ ? places : nullptr};
   launch(locate_cells, on, groups_, payloads_, locate, sources);
   if (decodes_)
     codec.within_.decode_cells({values_at(), places, cells_, size_}, dtype, sources, on);
@@ -273,8 +281,8 @@ Sources SparseOnCuda::reduce_as(const ReduceArgs& args, Values out, DType dtype,
   const auto task = located.task(out);
   const auto run = [&]<class Element, class Out, bool kHeld>() {
     launch_with(kMemory<Element>, sum_sparse<Element, Out, kHeld>, on,
-                task.cells * kWarps / kCellsOfBlock<Element>, 1, task,
-                mean_of(args.divisor, dtype), sources, on.workspace(), on.report());
+                task.cells * kWarps / kCellsOfBlock<Element>, 1, task, mean_of(args.divisor, dtype),
+                sources, on.workspace(), on.report());
   };
   with_float_type(out.dtype, [&]<class Out>(Out) {
     if (!keeps_elements_) return run.template operator()<float, Out, true>();

@@ -27,14 +27,14 @@ template <class Element>
 struct alignas(kChunkBytes) CellMemory {
   WordOf<Element> elements[kCellSize];
   union {
-    std::uint32_t mask[kMaskWords];    // of places held
+    std::uint32_t mask[kMaskWords];     // of places held
     std::uint8_t gaps[4 * kMaskWords];  // as an encoder writes them: fewer than a bitmap's bytes
   };
   std::uint16_t before[kMaskWords];  // values held in front of each word of the mask
   union {
     std::byte staging[kLanes * kChunkBytes];  // of a row that is not aligned or cut short
     std::uint16_t places[4 * kMaskWords];     // of the values held, where an encoder writes gaps
-    std::uint32_t other_mask[kMaskWords];
+    std::uint32_t other_mask[kMaskWords], histogram[2 * kMaskWords];  // for top-k
   };
 };
 

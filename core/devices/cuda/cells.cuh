@@ -27,7 +27,7 @@ struct BodySize {
 // Where a cell's body begins, in the payload's, and how many values it holds.
 struct Cell {
   std::uint64_t offset;
-  std::uint32_t values;
+  std::uint32_t values, unused;
 };
 
 // What has been written and found in a payload that a second kernel completes.
@@ -71,8 +71,7 @@ __device__ inline void for_cells(const Cell* cells, std::uint64_t count, Step st
     const Cell cell = cells[i];
     for (std::uint32_t first = 0; first < cell.values; first += kTileValues) {
       const int n = static_cast<int>(min(cell.values - first, std::uint32_t{kTileValues}));
-      step(i, cell,
-           WarpTile<false>{first, cell.values, first, cell.values, n, staging[warp]});
+      step(i, cell, WarpTile<false>{first, cell.values, first, cell.values, n, staging[warp]});
     }
     last(i, cell);
   }

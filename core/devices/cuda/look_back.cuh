@@ -50,8 +50,7 @@ __device__ inline std::uint64_t sum_before(volatile unsigned long long* known, s
       if (!done && lane_id() <= nearest) of_lane += found[w] >> 2;
       done |= sums != 0;
     }
-    for (int step = kLanes / 2; step > 0; step /= 2)
-      of_lane += __shfl_xor_sync(~0u, of_lane, step);
+    for (int step = kLanes / 2; step > 0; step /= 2) of_lane += __shfl_xor_sync(~0u, of_lane, step);
     sum += of_lane;
     if (done) break;
   }

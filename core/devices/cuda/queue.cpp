@@ -181,8 +181,7 @@ std::uint64_t resident_blocks(const void* kernel, int threads, std::size_t memor
                 static_cast<int>(memory));
   int processors = 0, blocks = 0;
   CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount, device);
-  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, threads,
-              memory);
+  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, threads, memory);
   return found = static_cast<std::uint64_t>(processors) * blocks;
 }
 
