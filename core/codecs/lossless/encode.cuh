@@ -3,6 +3,7 @@
 
 #include "codecs/lossless/lossless.cuh"
 #include "devices/cuda/kernels.cuh"
+#include "devices/cuda/look_back.cuh"
 
 namespace cccl::lossless {
 
@@ -11,51 +12,6 @@ struct Control {
   std::uint64_t body_bytes;
   unsigned int next;  // block to be taken
 };
-
-// How far the bodies of blocks are known, in units: a value, and what it is.
-enum Known : std::uint64_t { kNothing = 0, kOwn = 1, kSumSoFar = 2 };
-
-// The units of all blocks in front of this one, for the first warp; the others' are published as
-// they become known. Blocks are taken in order, so that none waits for one that nobody has. A lane
-// looks at four: how many a look reaches limits how fast sums pass through all blocks.
-__device__ inline std::uint64_t units_before(unsigned long long* known, std::uint64_t block,
-                                             std::uint64_t units) {
-  constexpr int kEach = 2;
-  std::uint64_t sum = 0;
-  for (std::int64_t end = block; end > 0; end = (end - 1) / kEach * kEach - (kLanes - 1) * kEach) {
-    const std::int64_t first = ((end - 1) / kEach - lane_id()) * kEach;
-    std::uint64_t part;
-    unsigned int waits, ends;  // lanes
-    do {
-      ulonglong2 found[kEach / 2] = {};
-      if (first >= 0)
-#pragma unroll
-        for (int i = 0; i < kEach / 2; ++i)
-          asm volatile("ld.volatile.global.v2.u64 {%0, %1}, [%2];"
-                       : "=l"(found[i].x), "=l"(found[i].y)
-                       : "l"(known + first + 2 * i));
-      bool missing = false, whole = first < 0;
-      part = 0;
-#pragma unroll
-      for (int i = kEach - 1; i >= 0; --i) {  // from the nearest one on
-        const std::uint64_t one = i % 2 ? found[i / 2].y : found[i / 2].x;
-        if (whole || missing || first + i >= end) continue;
-        part += one >> 2;
-        missing = (one & 3) == kNothing;
-        whole = (one & 3) == kSumSoFar;
-      }
-      waits = __ballot_sync(~0u, missing);
-      ends = __ballot_sync(~0u, whole);
-    } while (waits && (!ends || __ffs(waits) < __ffs(ends)));
-    if (ends && lane_id() >= __ffs(ends)) part = 0;
-    for (int step = kLanes / 2; step > 0; step /= 2) part += __shfl_xor_sync(~0u, part, step);
-    sum += part;
-    if (ends) break;
-  }
-  if (lane_id() == 0)
-    *reinterpret_cast<volatile unsigned long long*>(known + block) = (sum + units) << 2 | kSumSoFar;
-  return sum;
-}
 
 // Of the exponents counted: the most common ones into `table`, and the digits of all into `digits`.
 // `keys` and `found` are zero, and are so afterwards.
@@ -90,7 +46,7 @@ struct EncodeTask {
   int sampled;                             // one exponent of so many is counted
   bool aligned;                            // values and payload, for the widest accesses
   Control* control;
-  unsigned long long* known;  // of each block
+  unsigned long long* known;  // units of each block
 };
 
 template <class T>
@@ -189,8 +145,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 3 : 4)
     const bool coded = in_units(coded_bytes) < static_cast<std::size_t>(n * kSize);
     const int bytes = coded ? coded_bytes : n * kSize;
     const std::uint64_t units = (bytes + kUnit - 1) / kUnit;
-    if (t == 0 && block > 0)
-      *reinterpret_cast<volatile unsigned long long*>(task.known + block) = units << 2 | kOwn;
+    if (t == 0) publish(task.known, block, units);
 
     if (coded) {
 #pragma unroll
@@ -214,7 +169,7 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 3 : 4)
       }
     }
     if (t < kLanes) {
-      const std::uint64_t in_front_of_it = units_before(task.known, block, units);
+      const std::uint64_t in_front_of_it = sum_before<2>(task.known, block, units);
       if (t == 0) place = task.directory + in_front_of_it * kUnit;
     }
     unsigned int next = 0;

@@ -102,8 +102,7 @@ class LosslessOnCuda final : public CudaCodec {
     }
     check_size(values.dtype, values.count);
     const std::uint64_t blocks = blocks_of(values.count);
-    // Whole groups of four, which a lane looks at.
-    const std::size_t bytes = sizeof(Control) + (blocks + 3) / 4 * 4 * sizeof(std::uint64_t);
+    const std::size_t bytes = sizeof(Control) + blocks * sizeof(std::uint64_t);
     const Scratch scratch(bytes, on);
     CCCLIB_CUDA(cudaMemsetAsync, scratch.data(), 0, bytes, on.stream());
     auto* const control = static_cast<Control*>(scratch.data());
