@@ -3,6 +3,7 @@
     python benchmarks/feedback.py train
     python benchmarks/feedback.py predict
     python benchmarks/feedback.py cost
+    python benchmarks/feedback.py cost --device cuda
 
 Ranks of one process compute their gradients one after the other; these go through real
 collectives over the loopback transport.
@@ -11,8 +12,8 @@ collectives over the loopback transport.
 of plain training with the same seed: the mean over seeds, and half of its 90 % interval.
 `predict`: the square error of means over their square, in the first and the last quarter of a run.
 `cost`: milliseconds that each of two ranks takes to encode 16 MiB of float32 (the fastest of 30
-times), and how much more with feedback, by the type of the residuals. docs/feedback.md has the
-tables.
+times), and how much more with feedback, by the type of the residuals. On a CUDA device the codecs
+alone, on 256 MiB that are in no cache. docs/feedback.md has the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +30,8 @@ import torch
 from torch import Tensor, nn
 
 import cccl
-from cccl import _core
+from cccl import _arrays, _core
+from cccl._bench_cuda import Timer, rotating
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 import corpus
@@ -63,7 +65,7 @@ COST_CODECS: dict[str, dict[str, Any]] = {
     "block_float4, stochastic": {"compression_type": "block_float4", "rounding": "stochastic"},
     "sparse, top-k 1 %": {"compression_type": "sparse", "top_k": 0.01},
 }
-COST_VALUES = 1 << 22
+COST_VALUES, COST_VALUES_ON_CUDA = 1 << 22, 1 << 26
 TYPES = ("float32", "bfloat16", "block_float8")
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"error_feedback": "none"},
@@ -176,10 +178,18 @@ def compared(losses: list[float], plain: list[float]) -> str:
     return text
 
 
+def print_cost(name: str, times: list[float]) -> None:
+    """The time of encoding, in seconds, and of encoding with each type of residual."""
+    more = " | ".join(f"{100 * (t / times[0] - 1):+.0f} %" for t in times[1:])
+    print(f"| {name} | {1e3 * times[0]:.2f} | {more} |", flush=True)
+
+
 def cost(args: argparse.Namespace) -> None:
     """Prints a table of encode times."""
-    values = torch.randn(COST_VALUES, generator=torch.Generator().manual_seed(0))
     print("\n| | encode, ms | " + " | ".join(TYPES) + " |\n" + "|---" * (len(TYPES) + 2) + "|")
+    if args.device == "cuda":
+        return cost_on_cuda(args.repeats)
+    values = torch.randn(COST_VALUES, generator=torch.Generator().manual_seed(0))
     for name, codec in COST_CODECS.items():
         times = []
         for type in (None, *TYPES):
@@ -190,11 +200,45 @@ def cost(args: argparse.Namespace) -> None:
                 cccl.reset_stats()
                 ranks.mean([values.clone(), values.clone()])
                 (row,) = cccl.stats()["rows"]
-                found.append(1e3 * row["encode_seconds"] / row["calls"])
+                found.append(row["encode_seconds"] / row["calls"])
             ranks.close()
             times.append(min(found))
-        more = " | ".join(f"{100 * (t / times[0] - 1):+.0f} %" for t in times[1:])
-        print(f"| {name} | {times[0]:.2f} | {more} |", flush=True)
+        print_cost(name, times)
+    return None
+
+
+def cost_on_cuda(repeats: int) -> None:
+    """The same of the codecs alone, in CUDA graphs."""
+    timer, count, dtype = Timer(repeats), COST_VALUES_ON_CUDA, _arrays.dtype_named("float32")
+    values = torch.randn(COST_VALUES, generator=torch.Generator().manual_seed(0)).numpy()
+    source = rotating(values, count, dtype)
+    for name, settings in COST_CODECS.items():
+        codec = _core.codec_on_cuda(cccl.Config(**settings).codecs[0])
+        size = codec.max_encoded_bytes(count, dtype.number)
+        payload = torch.empty(size, dtype=torch.uint8, device="cuda")
+        where = (payload.data_ptr(), size)
+
+        def encode(slot: int, codec: Any = codec, where: Any = where) -> None:
+            codec.encode(source[slot].data_ptr(), count, dtype.number, *where, 0, 0, True,
+                         timer.queue)  # fmt: skip
+
+        times = [timer.seconds(encode, len(source))]
+        for type in TYPES:
+            kept, following = torch.zeros(
+                (2, _core.residual_bytes(type, count)), dtype=torch.uint8, device="cuda"
+            )
+            residual = _core.Residual(type, kept.data_ptr(), following.data_ptr(), count)
+
+            def correct(
+                slot: int, codec: Any = codec, where: Any = where, residual: Any = residual
+            ) -> None:
+                _core.encode_corrected(
+                    codec, source[slot].data_ptr(), count, dtype.number, *where, 0, residual,
+                    timer.queue,
+                )  # fmt: skip
+
+            times.append(timer.seconds(correct, len(source)))
+        print_cost(name, times)
 
 
 def compare(args: argparse.Namespace) -> None:
@@ -246,6 +290,7 @@ def main() -> None:
     commands = parser.add_subparsers(required=True)
     costs = commands.add_parser("cost")
     costs.add_argument("--repeats", type=int, default=30)
+    costs.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     costs.set_defaults(run=cost)
     predicts = commands.add_parser("predict")
     predicts.add_argument("--steps", type=int, default=400)

@@ -3,7 +3,10 @@
 
 #include <nanobind/nanobind.h>
 
+#include <string>
+
 #include "api/buffer.h"
+#include "api/residual.h"
 
 namespace cccl::python {
 
@@ -11,9 +14,13 @@ namespace nb = nanobind;
 
 void register_errors(nb::module_& module);
 void register_codec(nb::module_& module);
+void register_residual(nb::module_& module);
 void register_state(nb::module_& module);
 void register_communicator(nb::module_& module);
 void register_cuda(nb::module_& module);
+
+// Throws ConfigError.
+ResidualType residual_type_named(const std::string& name);
 
 // Throws the C++ twin of a Python exception that a callback raised. Needs the GIL.
 [[noreturn]] void throw_core_error(nb::python_error& error);

@@ -28,6 +28,7 @@ NB_MODULE(_core, module) {
   cccl::python::register_errors(module);
   cccl::python::register_cuda(module);
   cccl::python::register_codec(module);
+  cccl::python::register_residual(module);
   cccl::python::register_state(module);
   cccl::python::register_communicator(module);
 }

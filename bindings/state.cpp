@@ -8,18 +8,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "api/error.h"
 #include "bindings.h"
 
 namespace cccl::python {
 namespace {
-
-ResidualType type_named(const std::string& name) {
-  const auto* const found = std::ranges::find(kResidualTypes, name);
-  if (found == std::end(kResidualTypes))
-    throw ConfigError("unknown type of residual '" + name + "'");
-  return static_cast<ResidualType>(found - kResidualTypes);
-}
 
 Layout layout_of(const std::vector<std::pair<std::string, std::size_t>>& pieces) {
   Layout layout;
@@ -39,7 +31,7 @@ nb::dict to_dict(const SavedResidual& residual) {
 
 SavedResidual residual_of(const nb::dict& fields) {
   SavedResidual residual;
-  residual.type = type_named(nb::cast<std::string>(fields["type"]));
+  residual.type = residual_type_named(nb::cast<std::string>(fields["type"]));
   residual.count = nb::cast<std::size_t>(fields["count"]);
   residual.kind = nb::cast<std::string>(fields["kind"]);
   const auto bytes = nb::cast<nb::bytes>(fields["bytes"]);
@@ -104,7 +96,9 @@ void register_state(nb::module_& module) {
       .def(
           "__init__",
           [](FeedbackSettings* self, bool sender, bool owner, const std::string& type,
-             float decay) { new (self) FeedbackSettings{sender, owner, type_named(type), decay}; },
+             float decay) {
+            new (self) FeedbackSettings{sender, owner, residual_type_named(type), decay};
+          },
           nb::arg("sender"), nb::arg("owner"), nb::arg("type"), nb::arg("decay"))
       .def_ro("sender", &FeedbackSettings::sender)
       .def_ro("owner", &FeedbackSettings::owner);

@@ -122,6 +122,17 @@ class Platform {
                                     const EncodeArgs& target, const Residual& residual,
                                     Queue& queue) const = 0;
 
+  // Behind the work in `queue`; the host waits.
+  virtual void read(const std::byte* from, MutableBytes to, Queue& queue) const = 0;
+  virtual void write(Bytes from, std::byte* to, Queue& queue) const = 0;
+  virtual void clear(MutableBytes memory, Queue& queue) const = 0;  // to zeros; nobody waits
+
+  // Of residuals on a device. swap(): changes each Residual::swapped, unless `spoiled` says that
+  // the step was not sound. spoil(): says so if `flag` is raised when the queue comes to it, or its
+  // work has found damage or values that are not finite; no flag: always.
+  virtual void swap(std::span<std::uint32_t* const>, const std::uint32_t*, Queue&) const {}
+  virtual void spoil(std::uint32_t*, const Flag&, Queue&) const {}
+
   // Encodes and decodes the first few thousand values of args.in once more, aside.
   virtual std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,
                                                     Queue& queue) const = 0;

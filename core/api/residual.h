@@ -25,6 +25,11 @@ struct Residual {
   std::size_t count = 0, first = 0;
   float decay = 1;  // what is kept is multiplied by it
 
+  // In a device's memory, whose work alone knows: not 0 where `kept` and `next` have changed
+  // places, and made 1 by values that are not finite.
+  const std::uint32_t* swapped = nullptr;
+  std::uint32_t* spoiled = nullptr;
+
   Residual from(std::size_t value) const {
     auto part = *this;
     part.first = value;

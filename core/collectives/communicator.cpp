@@ -68,7 +68,7 @@ void check_sizes(const CollectiveCall& call, int rank) {
 Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadline,
                            std::shared_ptr<const Platform> platform,
                            const std::vector<void*>& streams)
-    : rank_(transport->rank()), size_(transport->size()), kind_(platform->device().kind) {
+    : rank_(transport->rank()), size_(transport->size()), device_(platform->device()) {
   check_deadline(deadline);
   if (streams.empty()) throw ConfigError("a communicator on a device needs a stream");
   engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline, streams);
@@ -84,8 +84,10 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   check(call, size());
   check_sizes(call, rank());
   if (call.deadline) check_deadline(*call.deadline);
+  if (const auto feedback = feedback_of(call); feedback.sender || feedback.owner || predicts(call))
+    call.store->check_place(device_);
   const auto submitted = std::chrono::steady_clock::now();
-  if (kind_ == DeviceKind::kCpu) {
+  if (device_.kind == DeviceKind::kCpu) {
     auto discard = [engine = engine_, out = call.out] { engine->discard(out); };
     auto run = [engine = engine_, call = std::move(call), submitted] {
       return engine->finish(engine->launch(call, submitted));
@@ -96,10 +98,8 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
     throw UnsupportedError("compressed collectives on a GPU take up to " +
                            std::to_string(kMostRanksOnDevice) + " ranks, this group has " +
                            std::to_string(size()) + ": send it plain");
-  if (const auto feedback = feedback_of(call); feedback.sender || feedback.owner)
-    throw UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'");
-  call.contribution = codec_on(kind_, std::move(call.contribution));
-  call.result = codec_on(kind_, std::move(call.result));
+  call.contribution = codec_on(device_.kind, std::move(call.contribution));
+  call.result = codec_on(device_.kind, std::move(call.result));
   const std::lock_guard lock(launching_);
   refuse_after_failure();
   auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
@@ -119,7 +119,7 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
 std::shared_ptr<Work> Communicator::agree(const std::map<std::string, std::string>& fields) {
   Signature signature;
   for (const auto& [field, value] : fields) signature.set(field, value);
-  if (kind_ == DeviceKind::kCpu)
+  if (device_.kind == DeviceKind::kCpu)
     return enqueue({[engine = engine_, signature] { return engine->agree(signature); }, [] {}});
   const std::lock_guard lock(launching_);
   refuse_after_failure();

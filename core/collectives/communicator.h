@@ -31,7 +31,7 @@ class Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
-  bool on_device() const { return kind_ != DeviceKind::kCpu; }
+  bool on_device() const { return device_.kind != DeviceKind::kCpu; }
   bool busy() const { return thread_.busy(); }  // a collective is under way or waits its turn
   std::string closed() const;                   // why no more work is taken; empty while it is
 
@@ -62,7 +62,7 @@ class Communicator {
   void refuse_after_failure();
 
   int rank_, size_;
-  DeviceKind kind_;
+  Device device_;
   std::mutex launching_;  // on a device: ranks submit in one order
   JobThread thread_;
 };

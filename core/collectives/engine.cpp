@@ -193,7 +193,9 @@ Launched Engine::launch(const CollectiveCall& call,
     const auto callers = platform_->queue_on(call.stream);
     queue.wait(*callers->record());
     platform_->fill_nan(call.out, {}, queue);
+    if (launched.state) platform_->spoil(launched.state->spoiled, {}, queue);
     launched.end = queue.record();
+    if (launched.state) call.store->launched(queue, launched.end);
     callers->wait(*launched.end);
   } catch (const Error&) {  // a device that failed writes no more
   }
@@ -307,6 +309,10 @@ void Engine::perform(Launched& launched) {
         " cannot be captured into a CUDA graph: how long its payloads are depends on the values, "
         "and the host, which NCCL asks for it, must wait for that. Capture it with a codec of "
         "fixed size, or plain.");
+  if (launched.captured && remembers)
+    throw CaptureError(
+        "error feedback cannot be captured into a CUDA graph: which residual is the last one's "
+        "changes from step to step. Capture it with error_feedback 'none'.");
   launched.timed =
       !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
   std::uint64_t digest = 0;
@@ -340,9 +346,11 @@ void Engine::perform(Launched& launched) {
       const auto& pieces = call.layout->pieces;
       const auto key = (pieces.empty() ? call.label : pieces.front().name) + ", " +
                        name_of(call.collective) + ", " + name_of(call.in.dtype);
-      launched.state = call.store->use(key, *call.layout, feedback, plan, call.step);
-      if (feedback.sender) job.sender = launched.state->sender.view(feedback.decay);
-      if (feedback.owner) job.owner = launched.state->owner.view(feedback.decay);
+      launched.state =
+          call.store->use(key, *call.layout, feedback, plan, call.step, platform_, queue);
+      const auto& state = *launched.state;
+      if (feedback.sender) job.sender = state.sender.view(feedback.decay, state.spoiled);
+      if (feedback.owner) job.owner = state.owner.view(feedback.decay, state.spoiled);
       if (predicts(call)) {
         const auto known = call.store->predict(*launched.state, call.out, number_);
         const auto informed = [&](const auto& codec) {
@@ -363,11 +371,13 @@ void Engine::perform(Launched& launched) {
     launched.run =
         run_pipeline(plan, job, *transport_, *platform_, queue, place ? *place->pool : own);
     if (!on_host) platform_->fill_nan(call.out, failed_, queue);
+    if (launched.state) platform_->spoil(launched.state->spoiled, failed_, queue);
   } else {
     platform_->copy(call.in, call.out, queue);
     launched.run.stats.non_finite = on_host && call.raise_non_finite && has_non_finite(call.in);
   }
   launched.end = queue.record();
+  if (launched.state) call.store->launched(queue, launched.end);
   if (!place) return;
   place->in = call.in;
   place->out = call.out;

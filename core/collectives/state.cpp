@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <set>
 #include <utility>
 
@@ -32,7 +31,7 @@ std::string kind_of_owner(const Plan& plan) {
 }
 
 // The step's residual becomes what is kept, if all went well.
-void settle(TensorState& state, bool sound) {
+void settle_on_cpu(TensorState& state, bool sound) {
   if (state.used && sound) {
     state.sender.accept();
     state.owner.accept();
@@ -41,66 +40,156 @@ void settle(TensorState& state, bool sound) {
 }
 
 SavedResidual saved(const ResidualMemory& memory) {
-  const auto content = memory.content();
-  return {memory.type(), memory.count(), memory.kind(), {content.begin(), content.end()}};
+  return {memory.type(), memory.count(), memory.kind(), memory.content()};
 }
 
-}  // namespace
-
-void ResidualMemory::begin(ResidualType type, std::size_t count, const std::string& kind,
-                           Allocator& allocator) {
-  type_ = type;
-  count_ = count;
-  kind_ = kind;
-  stride_ = padded(residual_bytes(type, count), kPayloadAlignment);
-  current_ = 0;
-  memory_ = allocator.allocate(std::max<std::size_t>(2 * stride_, 1));
-  std::memset(memory_.get(), 0, 2 * stride_);
-}
-
-Residual ResidualMemory::view(float decay) const {
-  return {type_, half(current_), half(current_ ^ 1), count_, 0, decay};
-}
-
-MutableBytes ResidualMemory::content() const {
-  if (!memory_) return {};
-  return {half(current_), residual_bytes(type_, count_)};
-}
-
-void ResidualMemory::read(std::size_t first, std::size_t n, float* values) const {
-  const std::size_t step = residual_granularity(type_);
+// Any values of a residual's content.
+void read(const SavedResidual& residual, std::size_t first, std::size_t n, float* values) {
+  const std::size_t step = residual_granularity(residual.type);
   float tile[kTile];
   while (n > 0) {
     const std::size_t begin = first / step * step, skipped = first - begin;
-    const std::size_t found = std::min(kTile, count_ - begin),
+    const std::size_t found = std::min(kTile, residual.count - begin),
                       wanted = std::min(n, found - skipped);
-    load_residual(type_, half(current_), count_, begin, found, tile);
+    load_residual(residual.type, residual.bytes.data(), residual.count, begin, found, tile);
     values = std::copy_n(tile + skipped, wanted, values);
     first += wanted;
     n -= wanted;
   }
 }
 
-void ResidualMemory::write(const std::vector<float>& values) {
-  for (std::size_t first = 0; first < count_; first += kTile)
-    store_residual(type_, values.data() + first, count_, first, std::min(kTile, count_ - first),
-                   half(current_));
+std::string name_of(Device device) {
+  return device.kind == DeviceKind::kCpu ? "the CPU"
+                                         : "CUDA device " + std::to_string(device.index);
 }
 
-StateStore::StateStore(std::shared_ptr<const Platform> platform)
-    : queue_(platform->new_queue()), allocator_(platform->allocator_for(*queue_)) {}
+}  // namespace
+
+Home::Home(std::shared_ptr<const Platform> on)
+    : platform(std::move(on)),
+      queue(platform->new_queue()),
+      allocator(platform->allocator_for(*queue)) {
+  if (!on_device()) return;
+  spoiled = allocator->allocate(kPayloadAlignment);
+  platform->clear({spoiled.get(), kPayloadAlignment}, *queue);
+}
+
+void ResidualMemory::begin(ResidualType type, std::size_t count, const std::string& kind,
+                           const std::shared_ptr<Home>& home) {
+  type_ = type;
+  count_ = count;
+  kind_ = kind;
+  stride_ = padded(residual_bytes(type, count), kPayloadAlignment);
+  current_ = 0;
+  home_ = home;
+  const std::size_t bytes = 2 * stride_ + kPayloadAlignment;
+  memory_ = home->allocator->allocate(bytes);
+  home->platform->clear({memory_.get(), bytes}, *home->queue);
+}
+
+Residual ResidualMemory::view(float decay, std::uint32_t* spoiled) const {
+  Residual residual{type_, half(current_), half(current_ ^ 1), count_, 0, decay};
+  if (home_->on_device()) {
+    residual.swapped = words();
+    residual.spoiled = spoiled;
+  }
+  return residual;
+}
+
+int ResidualMemory::current() const {
+  if (!home_->on_device()) return current_;
+  std::uint32_t swapped = 0;
+  home_->platform->read(reinterpret_cast<const std::byte*>(words()),
+                        std::as_writable_bytes(std::span(&swapped, 1)), *home_->queue);
+  return static_cast<int>(swapped);
+}
+
+std::vector<std::byte> ResidualMemory::content() const {
+  if (!memory_) return {};
+  std::vector<std::byte> content(residual_bytes(type_, count_));
+  home_->platform->read(half(current()), content, *home_->queue);
+  return content;
+}
+
+void ResidualMemory::replace(Bytes content) {
+  home_->platform->write(content, half(current()), *home_->queue);
+}
+
+void ResidualMemory::replace(const std::vector<float>& values) {
+  std::vector<std::byte> content(residual_bytes(type_, count_));
+  for (std::size_t first = 0; first < count_; first += kTile)
+    store_residual(type_, values.data() + first, count_, first, std::min(kTile, count_ - first),
+                   content.data());
+  replace(Bytes(content));
+}
+
+StateStore::StateStore() : home_(std::make_shared<Home>(cpu_platform())) {}
 
 StateStore::~StateStore() { kept_bytes -= bytes_; }
 
+bool StateStore::is_on(Device device) const {
+  const auto own = home_->platform->device();
+  return own.kind == device.kind && own.index == device.index;
+}
+
+void StateStore::check_place(Device device) const {
+  const std::lock_guard lock(mutex_);
+  if (!in_use_ || is_on(device)) return;
+  throw UnsupportedError("what is kept of tensors between steps is on " +
+                         name_of(home_->platform->device()) + " here, and this tensor on " +
+                         name_of(device) + ": give tensors of another device a group of their own");
+}
+
+// What was loaded moves to where it is used first.
+void StateStore::move_to(const std::shared_ptr<const Platform>& platform) {
+  if (is_on(platform->device())) return;
+  const auto all = save_all();
+  home_ = std::make_shared<Home>(platform);
+  load_all({all});
+}
+
+void StateStore::launched(const Queue& queue, std::shared_ptr<Event> end) {
+  const std::lock_guard lock(mutex_);
+  if (home_->on_device()) home_->ends[queue.native()] = std::move(end);
+}
+
+// A device's own work knows whether the step was sound: behind it, without the host. `last`: no
+// other tensor goes by the same word.
+void StateStore::settle_on_device(std::span<TensorState* const> states, std::uint32_t* spoiled,
+                                  bool last) {
+  std::vector<std::uint32_t*> swapped;
+  for (auto* const state : states) {
+    if (!std::exchange(state->used, false)) continue;
+    for (const auto* memory : {&state->sender, &state->owner})
+      if (!memory->empty()) swapped.push_back(memory->words());
+  }
+  auto& queue = *home_->queue;
+  for (const auto& [_, end] : home_->ends) queue.wait(*end);
+  home_->ends.clear();
+  home_->platform->swap(swapped, spoiled, queue);
+  if (last) home_->platform->clear({reinterpret_cast<std::byte*>(spoiled), sizeof *spoiled}, queue);
+}
+
+// Before a step that uses the tensor, or what it kept, elsewhere.
+void StateStore::settle(TensorState& state) {
+  if (!home_->on_device()) return settle_on_cpu(state, state.sound);
+  TensorState* const one[] = {&state};
+  if (state.used) settle_on_device(one, state.spoiled, step_ == 0);
+}
+
 std::shared_ptr<TensorState> StateStore::use(const std::string& key, const Layout& layout,
                                              const FeedbackSettings& settings, const Plan& plan,
-                                             std::uint64_t step) {
+                                             std::uint64_t step,
+                                             const std::shared_ptr<const Platform>& platform,
+                                             Queue& queue) {
   const std::lock_guard lock(mutex_);
+  move_to(platform);
+  in_use_ = true;
   if (step != step_) end_step();
   step_ = step;
   const auto found = tensors_.find(key);
   auto state = found == tensors_.end() ? nullptr : found->second;
-  if (state) settle(*state, state->sound);
+  if (state) settle(*state);
   std::size_t count = 0;
   for (const auto part : plan.args().counts)
     count += plan.args().collective == Collective::kAllReduce
@@ -122,6 +211,11 @@ std::shared_ptr<TensorState> StateStore::use(const std::string& key, const Layou
   }
   if (changed || !known) count_bytes();
   state->used = true;
+  if (!home_->on_device()) return state;
+  const auto& memory = state->sender.empty() ? state->owner : state->sender;
+  state->spoiled =
+      step == 0 ? memory.words() + 1 : reinterpret_cast<std::uint32_t*>(home_->spoiled.get());
+  queue.wait(*home_->queue->record());
   return state;
 }
 
@@ -131,22 +225,25 @@ bool StateStore::renew(ResidualMemory& memory, bool wanted, const FeedbackSettin
   if (wanted ? memory.holds(settings.type, count, kind) : memory.empty()) return false;
   if (!memory.empty()) ++resets_;
   memory = {};
-  if (wanted) memory.begin(settings.type, count, kind, *allocator_);
+  if (wanted) memory.begin(settings.type, count, kind, home_);
   return true;
 }
 
 // Collects the residuals of its parameters from where they were.
 void StateStore::take_over(TensorState& state) {
   std::vector<float> values(state.sender.count());
+  std::map<const TensorState*, SavedResidual> known;
   std::size_t first = 0;
   bool moved = false;
   for (const auto& [name, count] : state.layout.pieces) {
     if (const auto found = pieces_.find(name); found != pieces_.end()) {
       auto& [old, at, length] = found->second;
-      settle(*old, old->sound);
+      settle(*old);
       const auto& sender = old->sender;
       if (length == count && sender.kind().empty() && at + count <= sender.count()) {
-        sender.read(at, count, values.data() + first);
+        const auto [content, begins] = known.try_emplace(old.get());
+        if (begins) content->second = saved(sender);
+        read(content->second, at, count, values.data() + first);
         moved = true;
       } else if (!sender.empty()) {
         ++resets_;
@@ -155,7 +252,7 @@ void StateStore::take_over(TensorState& state) {
     first += count;
   }
   if (!moved) return;
-  state.sender.write(values);
+  state.sender.replace(values);
   ++moves_;
 }
 
@@ -181,7 +278,7 @@ Prediction StateStore::predict(TensorState& state, ConstValues like, std::uint64
   if (known.engine != engine || known.values.count != like.count ||
       known.values.dtype != like.dtype) {
     known = {};
-    known.memory = allocator_->allocate(std::max<std::size_t>(like.bytes(), 1));
+    known.memory = home_->allocator->allocate(std::max<std::size_t>(like.bytes(), 1));
     known.values = {known.memory.get(), like.count, like.dtype};
     known.engine = engine;
     count_bytes();
@@ -197,15 +294,25 @@ void StateStore::succeeded(TensorState& state) {
 // A step that was not sound in one tensor is skipped as a whole: an optimizer takes all of its
 // gradients or none.
 void StateStore::end_step() {
+  if (home_->on_device()) {
+    std::vector<TensorState*> used;
+    for (const auto& [_, state] : tensors_)
+      if (state->used) used.push_back(state.get());
+    if (step_ != 0 && !used.empty()) settle_on_device(used, used.front()->spoiled, true);
+    for (auto* const state : used) settle(*state);
+    return;
+  }
   bool sound = true;
   if (step_ != 0)
     for (const auto& [_, state] : tensors_)
       if (state->used) sound &= state->sound;
-  for (const auto& [_, state] : tensors_) settle(*state, sound && state->sound);
+  for (const auto& [_, state] : tensors_) settle_on_cpu(*state, sound && state->sound);
 }
 
 void StateStore::reset() {
   const std::lock_guard lock(mutex_);
+  end_step();  // so that no work is left that uses it
+  in_use_ = false;
   tensors_.clear();
   pieces_.clear();
   step_ = 0;
@@ -215,6 +322,10 @@ void StateStore::reset() {
 std::vector<SavedState> StateStore::save() {
   const std::lock_guard lock(mutex_);
   end_step();
+  return save_all();
+}
+
+std::vector<SavedState> StateStore::save_all() {
   std::vector<SavedState> all;
   std::set<const TensorState*> seen;
   for (const auto& [_, place] : pieces_) {
@@ -227,15 +338,24 @@ std::vector<SavedState> StateStore::save() {
 
 void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
   const std::lock_guard lock(mutex_);
-  const auto fill = [&](const SavedResidual& from, ResidualMemory& to) {
-    if (from.bytes.empty()) return;
+  end_step();
+  load_all(ranks);
+  in_use_ = false;
+}
+
+void StateStore::load_all(const std::vector<std::vector<SavedState>>& ranks) {
+  const auto check_size = [](const SavedResidual& from) {
     if (from.count > from.bytes.size() ||
         from.bytes.size() != residual_bytes(from.type, from.count))
       throw ConfigError("a saved residual of " + std::to_string(from.count) + " values has " +
                         std::to_string(from.bytes.size()) + " bytes instead of " +
                         std::to_string(residual_bytes(from.type, from.count)));
-    to.begin(from.type, from.count, from.kind, *allocator_);
-    std::ranges::copy(from.bytes, to.content().begin());
+  };
+  const auto fill = [&](const SavedResidual& from, ResidualMemory& to) {
+    if (from.bytes.empty()) return;
+    check_size(from);
+    to.begin(from.type, from.count, from.kind, home_);
+    to.replace(Bytes(from.bytes));
   };
   const bool folds = ranks.size() > 1;
   std::vector<std::shared_ptr<TensorState>> states;
@@ -254,13 +374,12 @@ void StateStore::load(const std::vector<std::vector<SavedState>>& ranks) {
           same->sender.count != saved.sender.count)
         throw ConfigError("the saved states of ranks differ at '" + saved.key +
                           "': load those of one and the same step");
-      ResidualMemory other;
-      fill(same->sender, other);
-      other.read(0, one.size(), one.data());
+      check_size(same->sender);
+      read(same->sender, 0, one.size(), one.data());
       for (std::size_t i = 0; i < sum.size(); ++i)
         sum[i] += one[i] / static_cast<float>(ranks.size());
     }
-    state->sender.write(sum);
+    state->sender.replace(sum);
   }
   tensors_.clear();
   pieces_.clear();

@@ -192,7 +192,7 @@ class Run {
     if (job_.sender && op.kind == OpKind::kEncode) {
       measure(&RunStats::encode, "cccl_compress",
               [&] { platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_); });
-      run_.sent_non_finite |= (header_of(args.out).flags & kHasNonFinite) != 0;
+      if (on_host_) run_.sent_non_finite |= (header_of(args.out).flags & kHasNonFinite) != 0;
       return;
     }
     encodes_.push_back(args);

@@ -120,11 +120,12 @@ def _compare(call: Call, found: GroupCommunicator) -> None:
 
 def _check_on_device(call: Call, known: bool) -> None:
     """Refuses what the leg between hosts would, before one inside has moved anything."""
-    if call.config.feedback and call.memory is not None:
-        raise UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'")
+    captures = is_capturing(call.input)
+    if captures and call.config.feedback and call.memory is not None:
+        raise UnsupportedError("error feedback cannot be captured into a CUDA graph")
     if known:
         return
-    if is_capturing(call.input):
+    if captures:
         raise UnsupportedError(
             "a collective in a CUDA graph must have run once before the capture, with the same "
             "shapes and settings"

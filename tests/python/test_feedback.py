@@ -60,7 +60,7 @@ def test_feedback_equals_its_model_on_every_rank(
 @pytest.mark.parametrize("dtype", FLOATS)
 @each_type
 @given(
-    case=st.sampled_from([*LOSSY, TOP_K]),
+    case=st.sampled_from([*(case for case in LOSSY if case.device == "cpu"), TOP_K]),
     world=st.sampled_from([2, 3, 7]),
     count=st.sampled_from(COUNTS),
     steps=st.integers(1, 12),

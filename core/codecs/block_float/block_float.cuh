@@ -323,10 +323,14 @@ struct Blocks {
   }
 };
 
+template <int kBits, Codebook kCodebook>
+struct Decoder;
+
 template <class Quantiser, int kBlock>
 struct Encoder : Blocks<kBlock> {
   using Values = void;
   using Real = float;
+  using DecodedBy = Decoder<Quantiser::Width::kBits, kLinear>;
   static constexpr bool kNanBits = false;
   static constexpr int kBits = Quantiser::Width::kBits;
   Quantiser quantiser;
@@ -340,8 +344,8 @@ struct Encoder : Blocks<kBlock> {
     quantiser.renew();
   }
 
-  template <int kVector, class Tile>
-  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], BodyWriter& out) const {
+  template <int kVector, class Tile, class Writer>
+  __device__ bool encode(const Tile& tile, float (&values)[kPerLane], Writer& out) const {
     const int own = lane_id() << this->log2_block();  // the first value of block lane_id()
     const Extremes found = this->template extremes_of_own_block<kVector>(own, values).times(factor);
     Scale scale = linear_scale<Quantiser::kStochastic>(quantiser.width, found, infinity);

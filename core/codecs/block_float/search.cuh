@@ -172,6 +172,7 @@ template <int kBlock, class Book>
 struct Search : Book {
   using Values = void;
   using Real = float;
+  using DecodedBy = std::conditional_t<Book::kAny, void, Decoder<4, kNormal4>>;
   static constexpr bool kNanBits = false, kColumns = true;
   static constexpr bool kCostly = Book::kAny, kBusy = Book::kAny || kBlock == 0;
   Layout layout;

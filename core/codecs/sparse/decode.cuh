@@ -255,7 +255,7 @@ __device__ inline void for_cells_of_warp(std::uint64_t cells, Step step) {
 
 __device__ inline void report_damage(Report* report, int number, Totals& totals) {
   totals.flags |= kReported;
-  if (lane_id() == 0) report->damaged = number + 1;
+  if (report && lane_id() == 0) report->damaged = number + 1;
 }
 
 // kHeld: elements are floats that become values of type Out, else the very values.

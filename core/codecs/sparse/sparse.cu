@@ -68,20 +68,15 @@ class SparseOnCuda final : public CudaCodec {
   void decode(Bytes payload, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
     DeviceGuard guard(on.device().index);
-    const auto sources = sources_of({&payload, 1}, out.count, out.dtype);
-    const Located located(*this, sources, out.count, out.dtype, on);
-    const auto task = located.task(out);
-    const auto run = [&]<class Element, class Out, bool kHeld>() {
-      launch_with(kMemory<Element>, decode_sparse<Element, Out, kHeld>, on,
-                  task.cells * kWarps / kCellsOfBlock<Element>, 1, task, sources, on.workspace(),
-                  on.report());
-    };
-    if (keeps_elements_)
-      with_word(size_of(out.dtype),
-                [&]<class Word>(Word) { run.template operator()<Word, Word, false>(); });
-    else
-      with_float_type(out.dtype,
-                      [&]<class Out>(Out) { run.template operator()<float, Out, true>(); });
+    decode_as(payload, out, out.dtype, on.report(), on);
+  }
+
+  Values decode_unrounded(Bytes payload, void* memory, ConstValues like,
+                          const CudaQueue& on) const override {
+    const bool wide = !keeps_elements_ && like.dtype != DType::kFloat64;
+    const Values out{memory, like.count, wide ? DType::kFloat32 : like.dtype};
+    decode_as(payload, out, like.dtype, nullptr, on);
+    return out;
   }
 
   void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
@@ -141,6 +136,25 @@ class SparseOnCuda final : public CudaCodec {
     std::size_t zeros_, groups_offset_, places_offset_, values_offset_, bytes_;
     Scratch scratch_;
   };
+
+  // Of a payload of `dtype`.
+  void decode_as(Bytes payload, Values out, DType dtype, Report* report,
+                 const CudaQueue& on) const {
+    const auto sources = sources_of({&payload, 1}, out.count, dtype);
+    const Located located(*this, sources, out.count, dtype, on);
+    const auto task = located.task(out);
+    const auto run = [&]<class Element, class Out, bool kHeld>() {
+      launch_with(kMemory<Element>, decode_sparse<Element, Out, kHeld>, on,
+                  task.cells * kWarps / kCellsOfBlock<Element>, 1, task, sources, on.workspace(),
+                  report);
+    };
+    if (keeps_elements_)
+      with_word(size_of(out.dtype),
+                [&]<class Word>(Word) { run.template operator()<Word, Word, false>(); });
+    else
+      with_float_type(out.dtype,
+                      [&]<class Out>(Out) { run.template operator()<float, Out, true>(); });
+  }
 
   EncodeTask encode_task(ConstValues values, DType dtype) const;
   CellLimits limits(std::size_t n, const BodySize& size) const;

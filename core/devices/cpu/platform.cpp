@@ -68,6 +68,14 @@ class CpuPlatform final : public Platform {
     for (std::size_t i = 0; i < out.count; ++i) store(out.dtype, &nan, 1, out.part(i, 1).data);
   }
 
+  void read(const std::byte* from, MutableBytes to, Queue&) const override {
+    std::copy_n(from, to.size(), to.data());
+  }
+  void write(Bytes from, std::byte* to, Queue&) const override { std::ranges::copy(from, to); }
+  void clear(MutableBytes memory, Queue&) const override {
+    std::ranges::fill(memory, std::byte{0});
+  }
+
   std::size_t encode(const Codec& codec, const EncodeArgs& args, const Residual& residual,
                      Queue&) const override {
     return dynamic_cast<const CpuCodec&>(codec).encode(args, residual);

@@ -76,7 +76,7 @@ class CorrectingWriter final : public PayloadWriter {
  private:
   template <class Real>
   void write_as(std::size_t first, std::size_t n, const Real* values) {
-    const auto [type, kept, next, count, begin, decay] = residual_;
+    const auto& [type, kept, next, count, begin, decay, swapped, spoiled] = residual_;
     alignas(64) Real corrected[kTile], decoded[kTile];
     alignas(64) float tile[kTile];
     const bool in_place = type == ResidualType::kFloat32;

@@ -12,6 +12,9 @@
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
 //   float factor;
+//   using DecodedBy;                  optional: its Decoder, if one kernel is to encode, decode
+//   again
+//                                     and keep what was lost (residual.cuh)
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
 //   template <int kVector>
 //   bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;

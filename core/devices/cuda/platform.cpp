@@ -13,6 +13,7 @@
 #include "devices/cuda/device.h"
 #include "devices/cuda/fill.h"
 #include "devices/cuda/queue.h"
+#include "devices/cuda/residual.h"
 
 namespace cccl::cuda {
 namespace {
@@ -23,8 +24,6 @@ std::shared_ptr<std::byte> allocate_host(std::size_t bytes) {
   CCCLIB_CUDA(cudaHostAlloc, &memory, bytes, cudaHostAllocMapped);
   return {static_cast<std::byte*>(memory), [](std::byte* data) { cudaFreeHost(data); }};
 }
-
-constexpr const char* kNoResiduals = "residuals are kept on CPUs only";
 
 // In the order of its queue, so that to grow needs no wait; in a capture it is the graph's own.
 class CudaAllocator final : public Allocator {
@@ -122,12 +121,37 @@ class CudaPlatform final : public Platform {
   void copy_finite(ConstValues, Values, Queue&) const override {
     throw UnsupportedError("predictions are kept on CPUs only");
   }
-  std::size_t encode(const Codec&, const EncodeArgs&, const Residual&, Queue&) const override {
-    throw UnsupportedError(kNoResiduals);
+  void read(const std::byte* from, MutableBytes to, Queue& queue) const override {
+    copy_to_host(from, to, queue);
   }
-  std::size_t reduce_encode(const Codec&, const ReduceArgs&, const Codec&, const EncodeArgs&,
-                            const Residual&, Queue&) const override {
-    throw UnsupportedError(kNoResiduals);
+  void write(Bytes from, std::byte* to, Queue& queue) const override {
+    copy_from_host(from, to, queue);
+  }
+  void clear(MutableBytes memory, Queue& queue) const override {
+    DeviceGuard guard(device_);
+    CCCLIB_CUDA(cudaMemsetAsync, memory.data(), 0, memory.size(), cuda_queue(queue).stream());
+  }
+
+  void swap(std::span<std::uint32_t* const> swapped, const std::uint32_t* spoiled,
+            Queue& queue) const override {
+    DeviceGuard guard(device_);
+    launch_swap(swapped, spoiled, cuda_queue(queue).stream());
+  }
+  void spoil(std::uint32_t* spoiled, const Flag& flag, Queue& queue) const override {
+    DeviceGuard guard(device_);
+    const auto& on = cuda_queue(queue);
+    launch_spoil(spoiled, reinterpret_cast<const std::uint32_t*>(flag.get()), on.report(),
+                 on.stream());
+  }
+
+  std::size_t encode(const Codec& codec, const EncodeArgs& args, const Residual& residual,
+                     Queue& queue) const override {
+    return encode_with_residual(codec, args, residual, queue);
+  }
+  std::size_t reduce_encode(const Codec& first, const ReduceArgs& args, const Codec& second,
+                            const EncodeArgs& target, const Residual& residual,
+                            Queue& queue) const override {
+    return reduce_encode_with_residual(first, args, second, target, residual, queue);
   }
 
   std::unique_ptr<ErrorSample> sample_error(const Codec& codec, const EncodeArgs& args,

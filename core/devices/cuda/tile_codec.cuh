@@ -27,6 +27,7 @@
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
 #include "devices/cuda/queue.h"
+#include "devices/cuda/residual.cuh"
 
 namespace cccl::cuda {
 
@@ -116,6 +117,17 @@ class CudaCodec : public Codec {
   // Encodes `values`, which are sums of the sources in their own type, as values of args.in.
   virtual std::size_t encode_sums(ConstValues values, const EncodeArgs& args,
                                   const Sources& sources, const CudaQueue& queue) const = 0;
+
+  // Encodes like encode_sums(), corrected by a residual, which keeps what is lost; false where
+  // there is no kernel for it. `delivered`: Correction::delivered.
+  virtual bool encode_corrected(ConstValues, const EncodeArgs&, const Sources&, const Residual&,
+                                std::optional<DType>, const CudaQueue&) const {
+    return false;
+  }
+  // Values like `like` of a payload of this rank, as floats or doubles where that rounds less.
+  virtual Values decode_unrounded(Bytes, void*, ConstValues, const CudaQueue&) const {
+    throw Error("a codec that loses nothing leaves no residual");
+  }
 
   // Cells of this codec within another's payload: the length of their bodies, and what writes them
   // and completes the payload, or reads them. Throw UnsupportedError where there is no code for it.
@@ -207,6 +219,14 @@ inline constexpr bool serves_sums =
     std::is_void_v<typename Coder::Values> ||
     std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
 
+// Whether one kernel encodes with this encoder, and decodes again with that decoder.
+template <class Encoder, class Decoder>
+inline constexpr bool kDecodedBy = false;
+template <class Encoder, class Decoder>
+  requires requires { typename Encoder::DecodedBy; }
+inline constexpr bool kDecodedBy<Encoder, Decoder> =
+    std::is_same_v<typename Encoder::DecodedBy, Decoder>;
+
 // Whether sums are encoded by the kernel that adds them up.
 template <class Encoder>
 inline constexpr bool kFused = true;
@@ -269,6 +289,46 @@ class CudaTileCodec : public CudaCodec {
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
                           const CudaQueue& on) const override {
     return encode_values({&args, 1}, sources, on, values);
+  }
+
+  bool encode_corrected(ConstValues values, const EncodeArgs& args, const Sources& sources,
+                        const Residual& residual, std::optional<DType> delivered,
+                        const CudaQueue& on) const override {
+    if (values.dtype == DType::kFloat64) return false;
+    const Span span{values.count, args.position,
+                    all_aligned(values.data, args.out.data()) && is_aligned(residual)};
+    const Correction correction{static_cast<const std::byte*>(values.data), values.dtype,
+                                delivered.value_or(DType::kFloat32), residual};
+    bool found = false;
+    kernels_.with_decoder(args.in.dtype, values.count, [&]<class Decoder>(Decoder decoder) {
+      kernels_.with_encoder(args, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (kDecodedBy<Encoder, Decoder>) {
+          found = true;
+          launch(encode_corrected_kernel<Encoder, Decoder>, on, tiles_of(values.count), 1,
+                 correction, span, encoder, decoder, seal_of(args), sources, on.workspace());
+        }
+      });
+    });
+    return found;
+  }
+
+  Values decode_unrounded(Bytes payload, void* memory, ConstValues like,
+                          const CudaQueue& on) const override {
+    const DType sums = like.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const Values out{memory, like.count, sums};
+    Parts<DecodePart> parts{};
+    parts.parts[0] = {static_cast<std::byte*>(memory),
+                      {like.count, 0, all_aligned(payload.data(), memory)},
+                      payload.data(),
+                      sources_of({&payload, 1}, like.count, like.dtype).expected};
+    with_float_type(sums, [&]<class T>(T) {
+      kernels_.with_decoder(like.dtype, like.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (std::is_void_v<typename Decoder::Values>)
+          launch(decode_kernel<Decoder, T>, on, tiles_of(like.count), 1, parts, decoder,
+                 on.workspace(), static_cast<Report*>(nullptr));
+      });
+    });
+    return out;
   }
 
   BodySize body_size(DType dtype) const override {
