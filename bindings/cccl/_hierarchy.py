@@ -327,6 +327,24 @@ def of_no_rank(error: NonFiniteError) -> NonFiniteError:
     return NonFiniteError(str(error).partition(", first from")[0])
 
 
+class Ended:
+    """Stands in for the core's work where there was nothing to do, or it did not begin."""
+
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._failure is not None:
+            raise self._failure
+        return True
+
+    def done(self) -> bool:
+        return True
+
+    def error(self) -> Exception | None:
+        return self._failure
+
+
 class Flow:
     """A collective's legs on a GPU, all submitted: what the core's work is to a flat one."""
 
@@ -349,6 +367,12 @@ class Flow:
     def error(self) -> Exception | None:
         found = next(filter(None, (work.error() for work in self._works)), None)
         return of_no_rank(found) if isinstance(found, NonFiniteError) else found
+
+    @property
+    def seconds(self) -> float | None:
+        """On the device, once done: each leg begins behind the one before it."""
+        parts = [work.seconds for work in self._works]
+        return None if None in parts else sum(parts)
 
     def precede(self, device: int, stream: int) -> None:
         for work in self._works:

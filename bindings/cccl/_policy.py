@@ -12,7 +12,7 @@ import math
 import time
 from bisect import bisect_left
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from ._rules import PLAIN
 
@@ -26,6 +26,7 @@ _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but 
 _REPEATS = 20
 _MOST_CHOICES = 1024
 _MOST_RATIOS = 64
+_MOST_FOLLOWED = 8  # calls on a device; timing one costs the host a few microseconds
 
 
 class Probe(Protocol):
@@ -36,6 +37,38 @@ class Probe(Protocol):
 
     def slowest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""
+
+
+class Timed(Protocol):
+    """A call on a device, which is under way when the host goes on."""
+
+    def done(self) -> bool:
+        """Whether it ended."""
+
+    @property
+    def seconds(self) -> float | None:
+        """On the device, once done; None if that is not known."""
+
+
+class Pair:
+    """A `Timed` between two events of a device, which have the methods of torch's. `latest`: the
+    one before it, if there was one."""
+
+    def __init__(self, first: Any, last: Any, latest: Timed | None):
+        self.first, self.last = first, last
+        self._before = latest.last if isinstance(latest, Pair) else first
+        self.ended = False
+        """Whether `last` was recorded."""
+
+    def done(self) -> bool:
+        """Whether it ended."""
+        return self.ended and bool(self.last.query())
+
+    @property
+    def seconds(self) -> float | None:
+        """From the end of the one before, if that was still under way: they share the link."""
+        whole, alone = (event.elapsed_time(self.last) for event in (self.first, self._before))
+        return 1e-3 * float(min(whole, alone) if alone > 0 else whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,9 +205,21 @@ class Policy:
         if len(self._ratios) < _MOST_RATIOS:
             self._ratios.append(seconds / choice.undisturbed)
 
+    @property
+    def watches(self) -> bool:
+        """Whether `follow` takes one more call before the next review."""
+        return len(self._followed) < _MOST_FOLLOWED
+
+    def follow(self, choice: Choice, call: Timed, host: float) -> None:
+        """A call on a device, observed at a review once done. `host`: seconds to submit it."""
+        if self.watches:
+            self._followed.append((choice, call, host))
+            self.latest = call
+
     def review(self, probe: Probe) -> None:
         """Ranks compare what they observed. Times are measured anew if they are far from what was
         predicted even on the rank that waited least for others, and if time enough has passed."""
+        self._harvest()
         since = time.perf_counter() - self._begun
         inverse = 1 / _quantile(self._ratios, 0.25) if self._ratios else 0.0
         since, inverse = probe.slowest([since, inverse])
@@ -190,11 +235,23 @@ class Policy:
         self._calls += 1
         self._planned += choice.predicted
 
+    def _harvest(self) -> None:
+        """Observes the calls on a device that are done by now. One alone would take about the
+        longer of both times: where the host is ahead, the device does not wait for it."""
+        followed, self._followed = self._followed, []
+        for choice, call, host in followed:
+            if not call.done():
+                self._followed.append((choice, call, host))
+            elif (seconds := call.seconds) is not None:
+                self.observe(choice, max(seconds, host))
+
     def _measure(self, probe: Probe) -> None:
         begun = time.perf_counter()
         self.table = calibrate(self._codecs, probe)
         self._spent += probe.slowest([time.perf_counter() - begun])[0]
         self._choices: dict[int, Choice] = {}
+        self._followed: list[tuple[Choice, Timed, float]] = []  # they were predicted otherwise
+        self.latest: Timed | None = None  # of them
         self._watch(0)
 
     def _watch(self, calls: int) -> None:

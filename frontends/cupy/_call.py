@@ -114,6 +114,9 @@ class Call:
             alternative=choice.alternative if choice else 0.0,
             stream=stream.ptr if stream else 0, debug=config.debug,
         )  # fmt: skip
+        if choice is not None and stream is not None and not stream.is_capturing():
+            policy = found.policies[self.policy_key]
+            policy.follow(choice, work, time.perf_counter() - begun)
         return Running(self, found, work, stream, choice, begun)
 
     def _check_pair(self) -> None:

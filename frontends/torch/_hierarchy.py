@@ -19,6 +19,7 @@ from .._hierarchy import (
     SORTED,
     STAGES,
     Chain,
+    Ended,
     Flow,
     Leg,
     LegPlan,
@@ -33,7 +34,7 @@ from ..errors import ConfigError, Error, MismatchError, NonFiniteError, Unsuppor
 from ._groups import GroupCommunicator
 from ._nccl import store_channel
 from ._tensors import real
-from ._work import Ended, is_capturing
+from ._work import is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from .. import _core
 from .._stats import plain_bytes
 from ..errors import TransportError, UnsupportedError
+from ._work import Timing, is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call
@@ -97,6 +98,7 @@ class PlainCall:
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
+        clock = None if self._policy is None else self.clock(input)
         begun = time.perf_counter()
         try:
             result = self._backend(input, output, self._op, self._src, group, async_op)
@@ -109,13 +111,28 @@ class PlainCall:
                 f"refused {input.dtype} with {self._op}: {error}"
             ) from error
         # On a GPU the host knows only that it began.
-        self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda))
+        self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda),
+                    clock=clock, work=result if async_op else None)  # fmt: skip
         return result
 
-    def record(self, seconds: float, *, whole: bool = True) -> None:
-        """Counts a call; `whole`: it has ended, and did not just begin."""
+    def clock(self, tensor: torch.Tensor) -> Timing | None:
+        """For `record`, of a call that begins now, where its time on a GPU is wanted."""
+        policy = self._policy
+        if policy is None or not (tensor.is_cuda and policy.watches) or is_capturing(tensor):
+            return None
+        return Timing(tensor.device, policy.latest)
+
+    def record(
+        self, seconds: float, *, whole: bool = True, clock: Timing | None = None, work: Any = None
+    ) -> None:
+        """Counts a call; `whole`: it has ended, and did not just begin. `clock`: ends behind it."""
         _core.record_plain(*self._row, seconds, *self._times)
-        if whole and self._policy is not None and self._choice is not None:
+        if self._policy is None or self._choice is None:
+            return
+        if clock is not None:
+            clock.end(work)
+            self._policy.follow(self._choice, clock, seconds)
+        elif whole:
             self._policy.observe(self._choice, seconds)
 
 

@@ -8,25 +8,9 @@ from typing import Any
 
 import torch
 
+from .._hierarchy import Ended
+from .._policy import Pair
 from ..errors import DeadlineError
-
-
-class Ended:
-    """Stands in for the core's work where there was nothing to do, or it did not begin."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self._failure = failure
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        return True
-
-    def done(self) -> bool:
-        return True
-
-    def error(self) -> Exception | None:
-        return self._failure
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
@@ -46,6 +30,22 @@ def profiler_ranges() -> Callable[[str, bool], None]:
             open_ranges.pop().__exit__(None, None, None)
 
     return observe
+
+
+class Timing(Pair):
+    """Of what the backend does on a GPU between this and `end()`."""
+
+    def __init__(self, device: torch.device, latest: Any) -> None:
+        super().__init__(*(torch.cuda.Event(enable_timing=True) for _ in range(2)), latest)
+        self._device = device
+        self.first.record(torch.cuda.current_stream(device))
+
+    def end(self, work: Any = None) -> Any:
+        """Behind a backend's work, or what it made the current stream wait for."""
+        if work is not None:
+            return work.get_future().then(lambda _: self.end())  # on a stream that waits for it
+        self.last.record(torch.cuda.current_stream(self._device))
+        self.ended = True
 
 
 class Work:
