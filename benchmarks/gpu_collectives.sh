@@ -58,6 +58,7 @@ sizes() {  # sizes RATE
   case $1 in
     100mbit) echo "$some" ;;
     1gbit) echo "$some 16MiB" ;;
+    10gbit) echo "$some 16MiB 64MiB" ;;
     *) echo "$some 16MiB 64MiB 256MiB" ;;
   esac
 }
