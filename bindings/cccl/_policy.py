@@ -135,6 +135,14 @@ class Table:
         return Choice(codec, medians[codec], quartiles[codec], plain)
 
 
+def poll(stream: Any, seconds: float) -> None:
+    """Until a device's stream, which has torch's methods, is done: looks all the time."""
+    until = time.perf_counter() + seconds
+    while not stream.query():
+        if time.perf_counter() > until:
+            raise RuntimeError(f"timed out after {seconds:g} s")
+
+
 def calibrate(codecs: tuple[str, ...], probe: Probe, budget: float = BUDGET) -> Table:
     """Measures plain and `codecs` at growing sizes, as far as the budget in seconds goes.
 

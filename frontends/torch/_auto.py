@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._policy import Policy
+from .._policy import Policy, poll
 from .._rules import PLAIN
 from ..errors import DeadlineError, TransportError, UnsupportedError
 from ._groups import communicator, timeout_of
@@ -53,7 +53,11 @@ class Probe:
     def _plain(self, collective: str, input: torch.Tensor, output: torch.Tensor, op: Any) -> None:
         try:
             work = BACKEND[collective](input, output, op, self._call.src, self._call.group, True)
-            work.wait(timedelta(seconds=self._seconds))
+            if input.is_cuda:  # NCCL's wait with a timeout looks once in a millisecond
+                work.wait()
+                poll(torch.cuda.current_stream(input.device), self._seconds)
+            else:
+                work.wait(timedelta(seconds=self._seconds))
         except RuntimeError as error:
             late = "imed out" in str(error) or "imeout" in str(error)
             kind = DeadlineError if late else TransportError

@@ -231,8 +231,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
                 return GroupWork([found.submit()], [output])
             found.perform()
             return finished([output])
-        clock, begun = found.clock(input), time.perf_counter()
-        work = plain()
+        clock, begun, work = found.clock(input), time.perf_counter(), plain()
         if work is not None and not opts.asyncOp:  # NCCL has made the current stream wait already
             work.wait()
         later = opts.asyncOp
