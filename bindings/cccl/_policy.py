@@ -184,6 +184,8 @@ class Policy:
     def __init__(self, codecs: tuple[str, ...], probe: Probe):
         self._codecs = codecs
         self._begun, self._spent = time.perf_counter(), 0.0
+        self._followed: list[tuple[Choice, Timed, float]] = []  # on a device, with the host's time
+        self.latest: Timed | None = None  # of them
         self._measure(probe)
 
     @property
@@ -258,8 +260,7 @@ class Policy:
         self.table = calibrate(self._codecs, probe)
         self._spent += probe.slowest([time.perf_counter() - begun])[0]
         self._choices: dict[int, Choice] = {}
-        self._followed: list[tuple[Choice, Timed, float]] = []  # they were predicted otherwise
-        self.latest: Timed | None = None  # of them
+        self._followed, self.latest = [], None  # they were predicted otherwise
         self._watch(0)
 
     def _watch(self, calls: int) -> None:

@@ -36,7 +36,7 @@ class Timing(Pair):
     """Of what the backend does on a GPU between this and `end()`."""
 
     def __init__(self, device: torch.device, latest: Any) -> None:
-        super().__init__(*(torch.cuda.Event(enable_timing=True) for _ in range(2)), latest)
+        super().__init__(torch.cuda.Event(True), torch.cuda.Event(True), latest)  # with times
         self._device = device
         self.first.record(torch.cuda.current_stream(device))
 
