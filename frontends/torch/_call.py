@@ -22,7 +22,7 @@ from ._state import Memory
 from ._tensors import check_kind, copy_back, detached, may_overlap, reach, real
 from ._work import Work, is_capturing, profiler_ranges
 
-_DTYPES: dict[torch.dtype, DType] = {
+DTYPES_OF_TORCH: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
 _OP_NAMES = {op: name for name, op in OPS.items()}
@@ -220,7 +220,7 @@ class Call:
             more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
         return found.core.submit(
             self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
-            _DTYPES[source.dtype].number, *self.config.codecs,
+            DTYPES_OF_TORCH[source.dtype].number, *self.config.codecs,
             average=self.op == dist.ReduceOp.AVG, root=self.root,
             counts=[part] * self.size if self.collective in _GATHERED else [],
             chunk_bytes=config.chunk_bytes, window=config.window_chunks,
@@ -303,7 +303,7 @@ class Call:
             return False, f"layout {self.input.layout} has no codec"
         if not (self.input.is_floating_point() or self.input.is_complex()):
             return True, "integers are never lossy"
-        if self.input.dtype not in _DTYPES and self.input.dtype not in (
+        if self.input.dtype not in DTYPES_OF_TORCH and self.input.dtype not in (
             torch.complex64,
             torch.complex128,
         ):

@@ -9,27 +9,36 @@ import torch
 import torch.distributed as dist
 
 from .._config import Config, current_config
-from ..errors import ConfigError
+from ..errors import ConfigError, UnsupportedError
 from ._call import send
 from ._state import Memory, StateStore, keep_for
 
 
-def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | None = None) -> None:
+def compress_fsdp(
+    model: torch.nn.Module,
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    step: int = 0,
+) -> None:
     """Compresses what a model sharded by `fully_shard` sends, and its submodules.
 
     Reduce-scatters of gradients go compressed; all-gathers of parameters too if `collective_filter`
     names "all_gather", which by default it does not: then training goes on from rounded
     parameters. Call it after `fully_shard`; the last call holds. `config`: None for that of
     `cccl.configure`. The all-reduce between the replicas of an HSDP mesh has no hook: it goes
-    compressed where its group's backend is "cccl".
+    compressed where its group's backend is "cccl". `start_step` and `schedule` hold for gradients;
+    `step`: how many steps are done already, where training goes on from a checkpoint.
 
     A model in FSDP1's `FullyShardedDataParallel` gets its communication hook, for gradients only.
 
-    Raises `ConfigError` if `model` is not sharded or the configuration compresses nothing of it.
+    Raises `ConfigError` if `model` is not sharded or the configuration compresses nothing of it;
+    `UnsupportedError` for rules of parameters: FSDP hands over a module's gradients as one tensor,
+    in which rows of ranks are mixed.
     """
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     settings = None if config is None else Config.load(config)
+    _check_ways(settings or current_config(), steps=not isinstance(model, FullyShardedDataParallel))
     if isinstance(model, FullyShardedDataParallel):
         _check_filter(settings, "reduce_scatter", "all_reduce")
         _register_hook(model, settings)
@@ -45,7 +54,7 @@ def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | N
     for name, module in sharded.items():
         label = f"fsdp {name}" if name else "fsdp"
         try:
-            module.set_custom_reduce_scatter(ReduceScatter(settings, label, Memory(store)))
+            module.set_custom_reduce_scatter(ReduceScatter(settings, label, Memory(store), step))
             module.set_custom_all_gather(AllGather(settings, label))
         except ValueError as error:  # parameters of one module on several meshes
             raise ConfigError(f"{label}: FSDP takes no custom collectives here: {error}") from error
@@ -55,8 +64,10 @@ def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | N
 class _Comm:
     """What FSDP2 asks of a custom collective, but the call."""
 
-    def __init__(self, config: Config | None, label: str, memory: Memory | None = None):
-        self.config, self.label, self.memory = config, label, memory
+    def __init__(
+        self, config: Config | None, label: str, memory: Memory | None = None, step: int = 0
+    ):
+        self.config, self.label, self.memory, self._step = config, label, memory, step
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -78,8 +89,13 @@ class ReduceScatter(_Comm):
         if op == dist.ReduceOp.PREMUL_SUM:  # of `set_gradient_divide_factor`, as NCCL does it
             input_tensor.mul_(_factor(op))
             op = dist.ReduceOp.SUM
+        config = (self.config or current_config()).of("reduce_scatter")
+        if config.ways is not None:
+            _check_ways(config)
+            config = config.ways.at(self._step)
+        self._step += 1
         return send(
-            "reduce_scatter", input_tensor, output_tensor, op, group, async_op, self.config,
+            "reduce_scatter", input_tensor, output_tensor, op, group, async_op, config,
             self.label, memory=self.memory,
         )  # fmt: skip
 
@@ -112,6 +128,26 @@ def _check_filter(config: Config | None, *collectives: str) -> None:
         raise ConfigError(
             f"collective_filter = {list(config.collective_filter)} names nothing that this model "
             f"sends: add {' or '.join(map(repr, collectives))}"
+        )
+
+
+def _check_ways(config: Config, *, steps: bool = True) -> None:
+    """Refuses what would have no effect here."""
+    ways = config.of("reduce_scatter").ways
+    if ways is None:
+        return
+    if ways.rules:
+        number, rule = ways.rules[0]
+        raise UnsupportedError(
+            f"rules[{number}] ({rule}) is of parameters, which FSDP does not hand over one by one: "
+            "use rules with a collective, or DistributedDataParallel"
+        )
+    if config.spike_factor:
+        raise UnsupportedError("spike_factor is of DistributedDataParallel models: leave it out")
+    if not steps:
+        raise UnsupportedError(
+            "start_step and schedule need steps, which FSDP1's hook does not tell apart: use "
+            "fully_shard (FSDP2) or DistributedDataParallel"
         )
 
 

@@ -1,0 +1,131 @@
+"""How each parameter goes at each step, under one configuration."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from ._by_parameter import Rule, Way, first_match, way_at
+from ._rules import AUTO, PLAIN
+
+if TYPE_CHECKING:
+    from ._config import Config
+
+
+def ways_of(config: Config) -> Iterator[Way]:
+    """All that it names, its own first."""
+    yield Way(config.compression_type, config.result_type)
+    for entry in config.schedule:
+        yield Way(*entry[1:])
+    for rule in config.rules:
+        yield rule.way
+        for entry in rule.schedule:
+            yield Way(*entry[1:])
+
+
+def with_way(config: Config, way: Way) -> Config:
+    """The configuration of values that go this way whatever they are. A way that loses nothing has
+    no error feedback."""
+    first = config.codec(way.compression_type)
+    second = config.codec(way.result_type) or first
+    idle = (
+        first is None
+        or second is None
+        or (first.lossless and (second.lossless or config.error_feedback == "sender"))
+    )
+    return dataclasses.replace(
+        config, compression_type=way.compression_type, result_type=way.result_type, rules=(),
+        start_step=0, schedule=(), spike_factor=None,
+        error_feedback="none" if idle else config.error_feedback,
+    )  # fmt: skip
+
+
+def with_rule(config: Config, rule: Rule) -> Config:
+    """The configuration of the collective that a rule is of."""
+    assert rule.collective is not None
+    way = with_way(config, rule.way)
+    return dataclasses.replace(
+        config, compression_type=rule.compression_type, result_type=rule.result_type,
+        rules=tuple(r for r in config.rules if not r.collective),
+        start_step=max(config.start_step, rule.start_step), schedule=rule.schedule,
+        collective_filter=(*config.collective_filter, rule.collective),
+        error_feedback=config.error_feedback if rule.schedule else way.error_feedback,
+    )  # fmt: skip
+
+
+class Ways:
+    """Of a configuration whose codecs depend on parameters or steps."""
+
+    def __init__(self, config: Config):
+        self._config = config
+        self.rules = [(i, rule) for i, rule in enumerate(config.rules) if not rule.collective]
+        steps = [config.start_step, *(entry[0] for entry in config.schedule)]
+        for _, rule in self.rules:
+            steps += [rule.start_step, *(entry[0] for entry in rule.schedule)]
+        self._turns = sorted({*steps})
+        self._configs: dict[Way, Config] = {}
+
+    @staticmethod
+    def needed(config: Config) -> bool:
+        """Whether a configuration has any."""
+        return bool(
+            any(not rule.collective for rule in config.rules)
+            or config.start_step
+            or config.schedule
+            or config.spike_factor
+        )
+
+    def phase(self, step: int) -> int:
+        """A number that is the same for steps at which all goes the same way."""
+        return bisect.bisect_right(self._turns, step)
+
+    def rule_of(self, names: Sequence[str], shape: Sequence[int]) -> int | None:
+        """Number of the rule that decides on a parameter, if one does."""
+        return first_match(self.rules, names, shape)
+
+    def at(self, step: int, rule: int | None = None) -> Config:
+        """How what the rule with that number is of goes at a step; None: what no rule is of."""
+        config = self._config
+        if rule is None:
+            own = Way(config.compression_type, config.result_type)
+            return self._of(way_at(step, config.start_step, config.schedule, own))
+        found = config.rules[rule]
+        start = max(config.start_step, found.start_step)
+        return self._of(way_at(step, start, found.schedule, found.way))
+
+    @property
+    def after_spikes(self) -> Config:
+        """How all goes after a spike."""
+        return self._of(Way(self._config.spike_type))
+
+    def _of(self, way: Way) -> Config:
+        found = self._configs.get(way)
+        if found is None:
+            found = self._configs[way] = with_way(self._config, way)
+        return found
+
+
+def precision(config: Config) -> tuple[int, int] | None:
+    """Of both legs, to compare with others' where one way is surely the more exact: bits of
+    block_float codecs, more where nothing is lost. None: not to be told."""
+    if config.compression_type == PLAIN:
+        return 64, 64
+    if config.compression_type == AUTO or config.codecs is None:
+        return None
+    found = []
+    for codec in config.codecs:
+        bits = codec.name.removeprefix("block_float")
+        if not (codec.lossless or bits.isdigit()):
+            return None
+        found.append(64 if codec.lossless else int(bits))
+    return found[0], found[1]
+
+
+def bits_per_value(config: Config, dtype: int, bytes_per_value: int) -> float:
+    """At most, as the mean of both legs, of values of the core's dtype with that number."""
+    count = 1 << 16
+    if config.codecs is None:
+        return 8.0 * bytes_per_value
+    return sum(8 * codec.max_encoded_bytes(count, dtype) / count for codec in config.codecs) / 2
