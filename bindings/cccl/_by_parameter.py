@@ -208,7 +208,7 @@ def _nearest(pattern: str, known: Sequence[str]) -> list[str]:
     """Names like a pattern: compared by what is not a wildcard in it."""
     literal = re.sub(r"\[[^]]*\]|\\?[*?.^$+()|]+", ".", pattern.removeprefix(REGEX)).strip(".")
     plain = {re.sub(r"\.\d+(?=\.|$)", "", name): name for name in reversed(known)}
-    tails = {}  # so that "*.bais" is like "blocks.0.bias"
+    tails: dict[str, str] = {}  # so that "*.bais" is like "blocks.0.bias"
     for short, name in plain.items():
         parts = short.split(".")
         for i in range(len(parts)):

@@ -26,12 +26,13 @@ def nearest(key: str, known: list[str]) -> str:
 
 def read_toml(path: Path) -> dict[str, Any]:
     """Settings at the top level of a file, or in its table `[cccl]`."""
-    values = _read_toml_file(path)
+    values = read_toml_file(path)
     section = values.get("cccl", values)
     return dict(section) if isinstance(section, dict) else {"cccl": section}
 
 
-def _read_toml_file(path: Path) -> dict[str, Any]:
+def read_toml_file(path: Path) -> dict[str, Any]:
+    """All that a file holds."""
     tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
         with path.open("rb") as file:
