@@ -131,7 +131,7 @@ def make_plan(
         own = [i for i in piece.parameters if i not in piece.apart]
         went |= dict.fromkeys(own, configs[number])
         label = f"bucket {bucket.index()}" + (", after a spike" if after_spike else "")
-        decisive = {rules[i] for i in own}
+        decisive = {rules[i] for i in own if asked[i] is configs[number]}
         if None not in decisive:
             label += "".join(
                 f", rules[{rule}]" for rule in sorted(r for r in decisive if r is not None)

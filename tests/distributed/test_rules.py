@@ -1,0 +1,380 @@
+"""DDP whose parameters go different ways: a small GPT and what its rules must not change."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from expect import assert_equal, digest, parameters_digest
+from test_ddp import compressed_rows, mlp, plain, train
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import cccl
+import cccl.torch
+
+sys.path.append(str(Path(__file__).parents[2] / "examples"))
+from gpt import GPT, Size
+
+SIZE = Size(layers=2, width=192, heads=2, context=32, batch=2)
+
+EMBEDDINGS = {"name": ["tokens.*", "positions.*"], "compression_type": "block_float8"}
+SMALL_ONES = {"max_ndim": 1, "compression_type": "none"}  # norms and biases
+MATRICES_AT_4 = {"compression_type": "block_float4", "rules": [EMBEDDINGS, SMALL_ONES]}
+
+
+def gpt(**options) -> DistributedDataParallel:
+    torch.manual_seed(0)
+    return DistributedDataParallel(GPT(SIZE), bucket_cap_mb=1, **options)
+
+
+def backward(ddp: nn.Module, step: int = 0, scale: float = 1.0) -> None:
+    generator = torch.Generator().manual_seed(1000 * step + dist.get_rank())
+    text = torch.randint(0, 256, (2, 33), generator=generator)
+    (ddp(text[:, :-1], text[:, 1:]) * scale).backward()
+
+
+def learn(ddp: nn.Module, steps: int) -> nn.Module:
+    optimizer = torch.optim.AdamW(ddp.parameters(), 1e-3)
+    for step in range(steps):
+        optimizer.zero_grad()
+        backward(ddp, step)
+        optimizer.step()
+    return ddp
+
+
+def gradients(ddp: nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.grad.clone() for name, p in ddp.module.named_parameters()}
+
+
+def _learned(options):
+    ddp = gpt(**options)
+    state = cccl.torch.compress(ddp, {**MATRICES_AT_4, "strict": True})
+    learn(ddp, 4)
+    ways = {d.name: (d.rule, d.way) for d in state.decisions()}
+    assert ways.keys() == {name for name, _ in ddp.module.named_parameters()}
+    for name, parameter in ddp.module.named_parameters():
+        expected = (1, "none") if parameter.dim() == 1 else (None, "block_float4")
+        expected = (
+            (0, "block_float8") if name in ("tokens.weight", "positions.weight") else expected
+        )
+        assert ways[name] == expected, name
+    return parameters_digest(ddp)
+
+
+@pytest.mark.parametrize("world", [2, 3])
+@pytest.mark.parametrize("view", [False, True])
+def test_replicas_stay_bitwise_equal(ranks, world, view):
+    """Through the rebuilding of buckets; every parameter goes as its rule says."""
+    assert_equal(ranks(world)(_learned, {"gradient_as_bucket_view": view}))
+
+
+def _first_gradients():
+    exact = gpt()
+    backward(exact)
+    ddp = gpt()
+    cccl.torch.compress(ddp, MATRICES_AT_4)
+    backward(ddp)
+    errors = {}
+    for name, found in gradients(ddp).items():
+        expected = gradients(exact)[name]
+        errors[name] = float((found - expected).norm() / expected.norm())
+        if found.dim() == 1:
+            assert torch.equal(found, expected), name
+    return errors
+
+
+def test_each_parameter_is_as_exact_as_its_codec(ranks):
+    """What goes plain has the bits of plain DDP, though it was copied out and in."""
+    for errors in ranks(2)(_first_gradients):
+        for name, error in errors.items():
+            if name in ("tokens.weight", "positions.weight"):
+                assert 1e-4 < error < 0.02, name
+            elif "norm" not in name and name.endswith("weight") and error:
+                assert 0.02 < error < 0.4, name
+
+
+BITS = {"block_float8": 8.125, "block_float4": 4.125}
+
+
+def _spent(rules):
+    ddp = gpt()
+    cccl.torch.compress(ddp, {**MATRICES_AT_4, "rules": rules})
+    backward(ddp, 0)  # DDP builds its buckets anew behind the first step
+    cccl.reset_stats()
+    for step in range(3):
+        backward(ddp, step)
+    rows = compressed_rows()
+    for row in rows:
+        bits = BITS[row["codec"].split("(")[0]]
+        assert row["bytes_sent"] == pytest.approx(row["values"] * bits / 8, rel=0.02), row["label"]
+    of_rule = sum(row["values"] for row in rows if "rules[0]" in row["label"])
+    plain = sum(row["values"] for row in cccl.stats()["rows"] if row["plain"])
+    return of_rule, plain, cccl.stats()["total"]["bytes_sent"]
+
+
+def test_the_bits_of_a_rule_are_really_spent(ranks):
+    """Two ranks, each of which sends half of every payload twice: once to its owner, once back."""
+    parameters = dict(GPT(SIZE).named_parameters())
+    embeddings = sum(parameters[n].numel() for n in ("tokens.weight", "positions.weight"))
+    small = sum(p.numel() for p in parameters.values() if p.dim() == 1)
+    pool = ranks(2)
+    none, with_rules = pool(_spent, []), pool(_spent, MATRICES_AT_4["rules"])
+    for (_, _, before), (of_rule, exact, after) in zip(none, with_rules, strict=True):
+        assert (of_rule, exact) == (3 * embeddings, 3 * small)
+        # Small ones go plain, and mostly as zeros with the matrices that they lie between.
+        at_most = 3 * (embeddings * 4 + small * 32) / 8
+        at_least = 3 * (embeddings * 4 + small * 27.5) / 8
+        assert at_least <= after - before <= at_most * 1.01
+
+
+def _few_collectives():
+    ddp = gpt()
+    cccl.torch.compress(ddp, MATRICES_AT_4)
+    backward(ddp, 0)
+    cccl.reset_stats()
+    backward(ddp, 1)
+    calls: dict[str, int] = {}
+    for row in cccl.stats()["rows"]:
+        bucket = row["label"].split(",")[0]
+        calls[bucket] = calls.get(bucket, 0) + row["calls"]
+    return calls
+
+
+def test_a_bucket_is_one_collective_for_each_way(ranks):
+    for calls in ranks(2)(_few_collectives):
+        assert len(calls) >= 3
+        assert all(count <= 3 for count in calls.values()), calls
+
+
+LOSSLESS = {
+    "compression_type": "lossless",
+    "rules": [{"name": "*bias", "compression_type": "none"},
+              {"name": "*.projection.*", "compression_type": "identity"}],
+}  # fmt: skip
+
+
+def _lossless(view):
+    reference = parameters_digest(learn(gpt(gradient_as_bucket_view=view), 4))
+    ddp = gpt(gradient_as_bucket_view=view)
+    cccl.torch.compress(ddp, LOSSLESS)
+    assert parameters_digest(learn(ddp, 4)) == reference
+    assert compressed_rows()
+    return reference
+
+
+@pytest.mark.parametrize("view", [False, True])
+def test_cutting_and_copying_loses_nothing(ranks, view):
+    assert_equal(ranks(2)(_lossless, view))
+
+
+def _per_leg():
+    ddp = gpt()
+    rules = [{"min_ndim": 2, "compression_type": "block_float4", "result_type": "block_float8"}]
+    cccl.torch.compress(ddp, {"compression_type": "block_float8", "rules": rules})
+    backward(ddp)
+    return {row["codec"].count("block_float"): row["bytes_sent"] * 8 / row["values"]
+            for row in compressed_rows()}  # fmt: skip
+
+
+def test_a_rule_has_a_codec_for_each_leg(ranks):
+    """Two ranks send half of the first leg's payload, and half of the second's."""
+    for bits in ranks(2)(_per_leg):
+        assert bits[1] == pytest.approx(8.125, rel=0.02)
+        assert bits[2] == pytest.approx((4.125 + 8.125) / 2, rel=0.02)
+
+
+def _state_needs_names():
+    by_name = {"rules": [{"name": "0.*", "compression_type": "none"}]}
+    ddp = plain()
+    ddp.register_comm_hook(cccl.torch.CompressionState(config=by_name), cccl.torch.compression_hook)
+    with pytest.raises(
+        cccl.ConfigError, match=r"need the names.*CompressionState\(config=config, m"
+    ):
+        train(ddp, 1)
+    ddp = plain()
+    state = cccl.torch.CompressionState(config=by_name, model=ddp)
+    ddp.register_comm_hook(state, cccl.torch.compression_hook)
+    train(ddp, 2)
+    assert {(d.name, d.rule) for d in state.decisions()} == {
+        ("0.weight", 0), ("0.bias", 0), ("2.weight", None), ("2.bias", None)}  # fmt: skip
+    ddp = plain()
+    by_shape = {"rules": [{"max_ndim": 1, "compression_type": "none"}]}
+    ddp.register_comm_hook(
+        cccl.torch.CompressionState(config=by_shape), cccl.torch.compression_hook
+    )
+    train(ddp, 2)
+    return parameters_digest(ddp)
+
+
+def test_rules_by_name_need_the_model_and_rules_by_shape_do_not(ranks):
+    assert_equal(ranks(2)(_state_needs_names))
+
+
+def _configured():
+    cccl.configure({"compression_type": "block_float4", "rules": [
+        {"name": "*.weight", "compression_type": "block_float8"},
+        {"name": "2.wieght", "compression_type": "none"}]})  # fmt: skip
+    ddp = plain(mlp)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        train(ddp, 3)
+    told = [str(w.message) for w in caught if "rules" in str(w.message)]
+    assert told == [
+        "rules[1] (name = ('2.wieght',)) matches no parameter; nearest names: 2.weight, 0.weight"
+    ]
+    assert {row["label"] for row in compressed_rows()} == {"bucket 0, rules[0]"}
+    return parameters_digest(ddp)
+
+
+def test_configure_alone_is_enough_and_warns_once(ranks):
+    """The few biases go with the finer weights: one collective."""
+    assert_equal(ranks(2)(_configured))
+
+
+def _disagree(what):
+    odd = dist.get_rank() == dist.get_world_size() - 1
+    config, step = MATRICES_AT_4, 0
+    if what == "rules" and odd:
+        config = {
+            **config,
+            "rules": [EMBEDDINGS, {**SMALL_ONES, "compression_type": "block_float8"}],
+        }
+    elif what == "a name" and odd:
+        config = {**config, "rules": [{**EMBEDDINGS, "name": "tokens.*"}, SMALL_ONES]}
+    elif what == "none" and odd:
+        config = {"compression_type": "block_float4"}
+    elif what == "step" and odd:
+        step = 7
+    elif what == "start_step":
+        config = {**config, "start_step": 5 if odd else 0}
+    group = dist.new_group()
+    ddp = gpt(process_group=group)
+    cccl.torch.compress(ddp, config, step=step)
+    with pytest.raises(cccl.MismatchError) as caught:
+        backward(ddp)
+    dist.destroy_process_group(group)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize("what", ["rules", "a name", "none", "step", "start_step"])
+def test_ranks_that_decide_differently_are_told(ranks, what):
+    found = ranks(3)(_disagree, what)
+    assert_equal(found)
+    assert "rank 2 has" in found[0]
+
+
+def _scheduled():
+    ddp = plain(mlp)
+    config = {"compression_type": "block_float4", "start_step": 2,
+              "schedule": [[3, "block_float8"], [5, "block_float6", "block_float8"]]}  # fmt: skip
+    state = cccl.torch.compress(ddp, config)
+    seen = []
+    for step in range(7):
+        assert state.step == step
+        cccl.reset_stats()
+        train(ddp, 1)
+        (row,) = cccl.stats()["rows"]
+        seen.append("plain" if row["plain"] else row["codec"].replace("block_float", "")[0])
+    assert seen == ["plain", "plain", "4", "8", "8", "6", "6"]
+    again = plain(mlp)
+    cccl.torch.compress(again, config, step=state.step)
+    cccl.reset_stats()
+    train(again, 1)
+    assert compressed_rows()[0]["codec"].startswith("block_float6"), "it goes on, and warms up once"
+    return parameters_digest(ddp)
+
+
+def test_steps_change_the_codec_on_all_ranks_alike(ranks):
+    assert_equal(ranks(2)(_scheduled))
+
+
+def _first_steps_plain():
+    reference = [digest(p) for p in train(plain(mlp), 3).parameters()]
+    ddp = plain(mlp)
+    cccl.torch.compress(ddp, {"compression_type": "block_float2", "start_step": 3})
+    assert [digest(p) for p in train(ddp, 3).parameters()] == reference
+    train(ddp, 1)
+    assert compressed_rows()
+
+
+def test_steps_before_the_start_have_the_bits_of_plain_ddp(ranks):
+    ranks(2)(_first_steps_plain)
+
+
+def _feedback():
+    ddp = gpt()
+    config = {**MATRICES_AT_4, "compression_type": "block_float2", "error_feedback": "both",
+              "schedule": [[4, "block_float3"]]}  # fmt: skip
+    state = cccl.torch.compress(ddp, config)
+    learn(ddp, 3)
+    rows = compressed_rows()
+    assert rows and all(row["feedback_calls"] == row["calls"] for row in rows)
+    names = {name for tensor in state.store.state_dict()["tensors"] for name, _ in tensor["layout"]}
+    lossy = {n for n, p in ddp.module.named_parameters() if p.dim() > 1}
+    assert {n for n in names if not n.endswith("(apart)")} == lossy
+    kept = state.store.nbytes
+    learn(ddp, 3)
+    assert state.store.nbytes == kept
+    return parameters_digest(ddp)
+
+
+def test_what_a_rule_sends_plain_has_no_residual(ranks):
+    """Others' residuals follow their parameters through rebuilt buckets and changes of codec."""
+    assert_equal(ranks(2)(_feedback))
+
+
+def _alone():
+    ddp = gpt()
+    state = cccl.torch.compress(ddp, MATRICES_AT_4)
+    backward(ddp)
+    assert {row["reason"] for row in cccl.stats()["rows"]} == {"world size 1"}
+    assert state.decisions() == []
+
+
+def test_a_single_rank_sends_nothing(ranks):
+    ranks(1)(_alone)
+
+
+def _accumulated_and_joined():
+    ddp = gpt(find_unused_parameters=True)
+    state = cccl.torch.compress(ddp, MATRICES_AT_4)
+    with ddp.no_sync():
+        backward(ddp, 0)
+    assert state.step == 0
+    backward(ddp, 1)
+    assert state.step == 1
+    with ddp.join():
+        for step in range(2 + 2 * dist.get_rank()):
+            ddp.zero_grad()
+            backward(ddp, step)
+    return state.step, parameters_digest(ddp)
+
+
+def test_steps_are_synchronisations_and_those_shadowed_for_others(ranks):
+    found = ranks(2)(_accumulated_and_joined)
+    assert_equal(found)
+    assert found[0][0] == 5
+
+
+def _raises():
+    ddp = gpt()
+    cccl.torch.compress(ddp, {**MATRICES_AT_4, "non_finite": "raise"})
+    ddp.module.tokens.weight.register_hook(
+        lambda grad: grad.clone().fill_(float("nan")) if dist.get_rank() == 1 else grad
+    )
+    with pytest.raises(cccl.NonFiniteError, match=r"bucket \d, rules\[0\]"):
+        backward(ddp)
+    found = gradients(ddp)
+    assert found["tokens.weight"].isnan().all()
+    return sorted(name for name, value in found.items() if value.isnan().any())
+
+
+def test_an_error_names_bucket_and_rule_and_leaves_other_rules_whole(ranks):
+    """F010: what lies beside it in the bucket, but goes another way, shares no block with it."""
+    for names in ranks(2)(_raises):
+        assert set(names) <= {"tokens.weight", "positions.weight"}
