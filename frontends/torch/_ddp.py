@@ -51,7 +51,7 @@ class CompressionState:
         self._step, self._next = step, step
         self._works: list[Work] = []
         self._known: dict[Any, Call] = {}
-        self._plans: dict[int, Plan] = {}  # of buckets
+        self._plans: dict[tuple[int, int], Plan] = {}  # of buckets, by number and a parameter
         self._spikes = Spikes()
         self._in_backward = False
         if model is not None:
@@ -82,7 +82,7 @@ class CompressionState:
     def decisions(self) -> list[Decision]:
         """How each parameter goes since the last step; empty where neither rules nor steps decide
         on that."""
-        plans = [self._plans[index] for index in sorted(self._plans)]
+        plans = [self._plans[place] for place in sorted(self._plans)]
         return [decision for plan in plans for decision in plan.decisions]
 
     def begin(self) -> None:
@@ -121,17 +121,19 @@ class CompressionState:
     ) -> Plan:
         """Of a bucket in this step. Ranks compare it when it is made."""
         step, after = self._step, self._spikes.after(self._step)
-        key = (ways, id(group), ways.phase(step), after, buffer.dtype, buffer.device,
-               [id(parameter) for parameter in bucket.parameters()])  # fmt: skip
-        plan = self._plans.get(bucket.index())
+        parameters = [id(parameter) for parameter in bucket.parameters()]
+        place = bucket.index(), parameters[0]
+        key = (ways, id(group), ways.phase(step), after, buffer.dtype, buffer.device, parameters)
+        plan = self._plans.get(place)
         if plan is None or plan.key != key:
             self.names.check(ways)
             plan = make_plan(self.names, bucket, ways, step, after_spike=after)
             plan.key = key
             agree_on(plan, buffer, group, step)
-            self._plans[bucket.index()] = plan
-            if bucket.is_last():  # DDP may have built fewer
-                self._plans = {i: p for i, p in self._plans.items() if i <= bucket.index()}
+            for other, old in list(self._plans.items()):  # from before buckets were rebuilt
+                if not {*parameters}.isdisjoint(old.key[-1]):
+                    del self._plans[other]
+            self._plans[place] = plan
         return plan
 
     def _layout(self, bucket: dist.GradBucket) -> Any:

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 from expect import assert_equal, digest, parameters_digest
 from test_ddp import compressed_rows, mlp, plain, train
+from test_ddp_models import Words
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -359,6 +360,39 @@ def test_steps_are_synchronisations_and_those_shadowed_for_others(ranks):
     found = ranks(2)(_accumulated_and_joined)
     assert_equal(found)
     assert found[0][0] == 5
+
+
+def _two_models():
+    rules = [{"max_ndim": 1, "compression_type": "none"}]
+    state = cccl.torch.CompressionState(config={"compression_type": "block_float4", "rules": rules})
+    models = [plain(mlp), plain(mlp)]
+    for ddp in models:
+        ddp.register_comm_hook(state, cccl.torch.compression_hook)
+    for _ in range(3):
+        for ddp in models:
+            train(ddp, 1)
+    assert len(state.decisions()) == 2 * 4
+    return [parameters_digest(ddp) for ddp in models]
+
+
+def test_models_that_share_a_state_have_plans_of_their_own(ranks):
+    assert_equal(ranks(2)(_two_models))
+
+
+def _sparse():
+    rules = [{"max_numel": 30, "compression_type": "none"}]
+    ddp = DistributedDataParallel(Words())
+    state = cccl.torch.compress(ddp, {"compression_type": "block_float8", "rules": rules})
+    for step in range(3):
+        indices = torch.tensor([[step, 3 + dist.get_rank()], [7, 7]])
+        ddp(indices).square().sum().backward()
+    assert len(state.decisions()) == 3
+    assert any("no codec" in row.get("reason", "") for row in cccl.stats()["rows"])
+    return digest(ddp.module.words.weight.grad.to_dense()), digest(ddp.module.out.weight.grad)
+
+
+def test_sparse_gradients_go_plain_beside_rules(ranks):
+    assert_equal(ranks(2)(_sparse))
 
 
 def _raises():
