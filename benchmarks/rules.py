@@ -2,9 +2,9 @@
 
     torchrun --nproc-per-node 2 benchmarks/rules.py --size large
 
-A row for each set of rules: collectives and MB sent per step, microseconds of processor
-time that the hook takes of its thread per bucket (median), and milliseconds from the first bucket to the last result (medians of
-turns in random order).
+A row for each set of rules: collectives and MB sent per step, microseconds of processor time that
+the hook takes of its thread per bucket (median), and milliseconds from the first bucket to the last
+result (median of turns in random order).
 """
 
 import argparse

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ._by_parameter import Rule, Way, first_match, way_at
-from ._rules import AUTO, PLAIN
 
 if TYPE_CHECKING:
     from ._config import Config
@@ -105,22 +104,6 @@ class Ways:
         if found is None:
             found = self._configs[way] = with_way(self._config, way)
         return found
-
-
-def precision(config: Config) -> tuple[int, int] | None:
-    """Of both legs, to compare with others' where one way is surely the more exact: bits of
-    block_float codecs, more where nothing is lost. None: not to be told."""
-    if config.compression_type == PLAIN:
-        return 64, 64
-    if config.compression_type == AUTO or config.codecs is None:
-        return None
-    found = []
-    for codec in config.codecs:
-        bits = codec.name.removeprefix("block_float")
-        if not (codec.lossless or bits.isdigit()):
-            return None
-        found.append(64 if codec.lossless else int(bits))
-    return found[0], found[1]
 
 
 def bits_per_value(config: Config, dtype: int, bytes_per_value: int) -> float:

@@ -1,11 +1,11 @@
-"""DDP buckets whose parameters go different ways: which, and sent in as few collectives."""
+"""DDP buckets whose parameters go different ways: what goes how."""
 
 from __future__ import annotations
 
 import dataclasses
 import warnings
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Iterable
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -14,15 +14,11 @@ from torch.utils.weak import WeakIdKeyDictionary
 from .. import _core
 from .._by_parameter import unmatched
 from .._config import Config
-from .._pieces import Piece, cut
-from .._ways import Ways, bits_per_value, precision
+from .._pieces import cut
+from .._ways import Ways, bits_per_value
 from ..errors import ConfigError
 from ._call import DTYPES_OF_TORCH
 from ._groups import communicator
-from ._work import is_capturing
-
-if TYPE_CHECKING:
-    from ._ddp import CompressionState
 
 
 class Names:
@@ -87,21 +83,25 @@ class Decision(NamedTuple):
 
 
 class Part(NamedTuple):
-    """What goes as one tensor."""
+    """What goes as one tensor: a stretch of the bucket, from one value to another."""
 
     config: Config
     label: str
-    piece: Piece
+    begin: int
+    end: int
+    apart: tuple[int, ...]  # parameters in it that go as zeros
     layout: Any  # names and values, for what ranks keep
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Plan:
     """Of a bucket, as long as it holds the same parameters and no step changes their ways."""
 
     parts: list[Part]
     counts: list[int]
+    configs: list[Config]
     decisions: list[Decision]
+    small: list[int]  # parameters that go with those of other buckets
     key: Any = None  # what it holds for
 
 
@@ -110,60 +110,63 @@ def make_plan(
 ) -> Plan:
     """Cuts a bucket, alike on all ranks."""
     parameters, buffer = bucket.parameters(), bucket.buffer()
-    known = [names.of(parameter) for parameter in parameters]
     counts = [parameter.numel() for parameter in parameters]
     rules = [None if after_spike else names.rule_of(parameter, ways) for parameter in parameters]
-    asked = [ways.after_spikes if after_spike else ways.at(step, rule) for rule in rules]
-    configs = {id(config): config for config in asked}
-    dtype = DTYPES_OF_TORCH.get(buffer.dtype, DTYPES_OF_TORCH[torch.float32]).number
-    bits = {
-        number: bits_per_value(config, dtype, buffer.element_size())
-        for number, config in configs.items()
-    }
-    exact = {number: precision(config) for number, config in configs.items()}
-
-    def finer(one: int, other: int) -> bool:
-        a, b = exact[one], exact[other]
-        return a is not None and b is not None and a != b and a[0] >= b[0] and a[1] >= b[1]
-
-    parts, went = [], dict[int, Config]()
-    for number, piece in cut(counts, [id(config) for config in asked], bits, finer):
-        own = [i for i in piece.parameters if i not in piece.apart]
-        went |= dict.fromkeys(own, configs[number])
-        label = f"bucket {bucket.index()}" + (", after a spike" if after_spike else "")
-        decisive = {rules[i] for i in own if asked[i] is configs[number]}
-        if None not in decisive:
-            label += "".join(
-                f", rules[{rule}]" for rule in sorted(r for r in decisive if r is not None)
-            )
-        layout = [
-            (known[i] + (" (apart)" if i in piece.apart else ""),
-             counts[i] * (2 if buffer.is_complex() else 1))
-            for i in piece.parameters
-        ]  # fmt: skip
-        parts.append(Part(configs[number], label, piece, _core.Layout(layout)))
+    configs = [ways.after_spikes if after_spike else ways.at(step, rule) for rule in rules]
     decisions = [
-        Decision(known[i], tuple(p.shape), rules[i], way_name(went[i]), bucket.index())
-        for i, p in enumerate(parameters)
+        Decision(
+            names.of(parameter), tuple(parameter.shape), rule, way_name(config), bucket.index()
+        )
+        for parameter, rule, config in zip(parameters, rules, configs, strict=True)
     ]
-    return Plan(parts, counts, decisions)
+    dtype = DTYPES_OF_TORCH.get(buffer.dtype, DTYPES_OF_TORCH[torch.float32]).number
+    bits = {id(config): bits_per_value(config, dtype, buffer.element_size()) for config in configs}
+    stretches, small = cut(counts, [id(config) for config in configs], bits)
+    parts = []
+    for stretch in stretches:
+        inside = range(stretch.first, stretch.last)
+        own = [i for i in inside if i not in stretch.apart]
+        label = f"bucket {bucket.index()}" + (", after a spike" if after_spike else "")
+        begin = sum(counts[: stretch.first])
+        pieces = [
+            (decisions[i].name + (" (apart)" if i in stretch.apart else ""), counts[i])
+            for i in inside
+        ]
+        parts.append(Part(
+            configs[own[0]], label + label_of(decisions[i] for i in own), begin,
+            begin + sum(counts[i] for i in inside), stretch.apart, layout_of(pieces, buffer),
+        ))  # fmt: skip
+    return Plan(parts, counts, configs, decisions, small)
+
+
+def label_of(decisions: Iterable[Decision]) -> str:
+    """Of a label: the rules that it is of, or none if some have none."""
+    rules = {decision.rule for decision in decisions}
+    known = sorted(rule for rule in rules if rule is not None)
+    return "".join(f", rules[{rule}]" for rule in known) if len(known) == len(rules) else ""
+
+
+def layout_of(pieces: list[tuple[str, int]], like: torch.Tensor) -> Any:
+    values = 2 if like.is_complex() else 1
+    return _core.Layout([(name, values * count) for name, count in pieces])
 
 
 def agree_on(plan: Plan, buffer: torch.Tensor, group: dist.ProcessGroup, step: int) -> None:
     """Ranks compare a plan before it is used; `MismatchError`."""
-    config = plan.parts[0].config
-    ways = ", ".join(f"{way_name(p.config)} x {len(p.piece.parameters)}" for p in plan.parts)
-    specs = [[codec.spec for codec in part.config.codecs or ()] for part in plan.parts]
-    pieces = [part.piece for part in plan.parts]
-    communicator(group, buffer.device, config).agree({
+    ways: dict[str, int] = {}
+    for decision in plan.decisions:
+        ways[decision.way] = ways.get(decision.way, 0) + 1
+    specs = [[codec.spec for codec in config.codecs or ()] for config in plan.configs]
+    stretches = [(part.begin, part.end, part.apart) for part in plan.parts]
+    communicator(group, buffer.device, plan.configs[0]).agree({
         "collective": "all_reduce",
         "dtype": str(buffer.dtype).removeprefix("torch."),
         "count": str(buffer.numel()),
         "op": "avg",
         "root": "0",
         "plan": f"rules, step {step}",
-        "codecs": ways,
-        "checks": f"{', '.join(f'{d.name}: {d.way}' for d in plan.decisions)}; {specs} {pieces}",
+        "codecs": ", ".join(f"{way} x {count}" for way, count in ways.items()),
+        "checks": f"{', '.join(f'{d.name}: {d.way}' for d in plan.decisions)}; {specs} {stretches}",
     })  # fmt: skip
 
 
@@ -171,63 +174,3 @@ def way_name(config: Config) -> str:
     """Short, for people."""
     first, second = config.compression_type, config.result_type
     return first if second in (None, first) else f"{first} -> {second}"
-
-
-def send_parts(
-    state: CompressionState, plan: Plan, buffer: torch.Tensor
-) -> torch.futures.Future[torch.Tensor]:
-    """Sends a bucket in its parts; the future is done when all are back in it."""
-    places = buffer.split(plan.counts)
-    tensors, copied, apart = [], [], list[torch.Tensor]()
-    for part in plan.parts:
-        piece = part.piece
-        chosen = [places[i] for i in piece.parameters]
-        apart += [places[i] for i in piece.apart]
-        if piece.in_place:
-            first = sum(plan.counts[: piece.parameters[0]])
-            tensors.append(buffer.narrow(0, first, sum(p.numel() for p in chosen)))
-        else:
-            tensors.append(torch.cat(chosen))
-            copied.append((chosen, tensors[-1]))
-    if apart:
-        torch._foreach_zero_(apart)
-    futures = [
-        state.send(tensor, part.label, part.config, part.layout)
-        for tensor, part in zip(tensors, plan.parts, strict=True)
-    ]
-
-    def put_back() -> torch.Tensor:
-        for places, tensor in copied:
-            torch._foreach_copy_(places, tensor.split([place.numel() for place in places]))
-        return buffer
-
-    if buffer.is_cuda:
-        return _on_stream(state, buffer, tensors, futures, put_back)
-    done = torch.futures.collect_all(futures)
-
-    def finish(all_done: torch.futures.Future[list[Any]]) -> torch.Tensor:
-        all_done.value()  # raises what a part raised
-        return put_back()
-
-    return done.then(finish)
-
-
-def _on_stream(
-    state: CompressionState,
-    buffer: torch.Tensor,
-    tensors: list[torch.Tensor],
-    futures: list[Any],
-    finish: Callable[[], torch.Tensor],
-) -> torch.futures.Future[torch.Tensor]:
-    """Where one of the parts ends, behind the others. The caller's stream goes on meanwhile."""
-    stream = torch.cuda.current_stream(buffer.device)
-    if not is_capturing(buffer):
-        stream = state.last_stream(buffer) or stream
-        for tensor in (*tensors, buffer):
-            tensor.record_stream(stream)
-    result: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=[buffer.device])
-    with torch.cuda.stream(stream):
-        for future in futures:
-            future.wait()
-        result.set_result(finish())
-    return result

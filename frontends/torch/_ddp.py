@@ -16,9 +16,10 @@ from .. import _core
 from .._config import Config, current_config
 from .._ways import Ways
 from ..errors import ClosedError, ConfigError
-from ._buckets import Decision, Names, Plan, agree_on, make_plan, send_parts
+from ._buckets import Decision, Names, Plan, agree_on, make_plan
 from ._call import Call
 from ._groups import communicator, resolve
+from ._parts import Parts
 from ._spikes import Spikes
 from ._state import Memory, StateStore, keep_for
 from ._work import Work
@@ -52,6 +53,7 @@ class CompressionState:
         self._works: list[Work] = []
         self._known: dict[Any, Call] = {}
         self._plans: dict[tuple[int, int], Plan] = {}  # of buckets, by number and a parameter
+        self._parts = Parts()
         self._spikes = Spikes()
         self._in_backward = False
         if model is not None:
@@ -90,6 +92,7 @@ class CompressionState:
         self._step, self._next = self._next, self._next + 1
         if self._spikes.found(self._step, self.settings()):
             self.store.reset()
+        self._parts.clear()
         works = self._works = []  # of this backward: one that ended early leaves nothing behind
         queue = Variable._execution_engine.queue_callback
         try:
@@ -109,11 +112,13 @@ class CompressionState:
         if group is None or group.size() == 1:
             return self.send(buffer, f"bucket {bucket.index()}", config, None)
         plan = self._plan(bucket, buffer, config.ways, group)
-        if len(plan.parts) == 1:
+        if len(plan.parts) == 1 and not plan.small:
             (part,) = plan.parts
             future = self.send(buffer, part.label, part.config, part.layout)
         else:
-            future = send_parts(self, plan, buffer)
+            future = self._parts.send(self, plan, buffer)
+        if bucket.is_last():
+            self._parts.send_small(self)
         return self._spikes.watch(future) if config.spike_factor else future
 
     def _plan(

@@ -7,13 +7,7 @@ from hypothesis import strategies as st
 
 from cccl._pieces import CALL_BYTES, SMALL, cut
 
-BITS = {"4": 4.125, "8": 8.125, "plain": 32.0, "auto": 33.0}
-RANK = {"4": 4, "8": 8, "plain": 64}
-
-
-def finer(one: str, other: str) -> bool:
-    return one in RANK and other in RANK and RANK[one] > RANK[other]
-
+BITS = {"4": 4.125, "8": 8.125, "plain": 32.0}
 
 parameters = st.lists(
     st.tuples(
@@ -26,58 +20,62 @@ parameters = st.lists(
 
 
 @given(parameters)
-def test_every_parameter_goes_once_its_own_way_or_a_finer_one(found):
+def test_every_parameter_goes_once_and_its_own_way(found):
     counts, ways = [c for c, _ in found], [w for _, w in found]
-    pieces = cut(counts, ways, BITS, finer)
-    own = {}
-    for way, piece in pieces:
-        assert list(piece.parameters) == sorted(piece.parameters)
-        for i in piece.parameters:
-            if i in piece.apart:
-                assert counts[i] < SMALL, "only what is small goes along as zeros"
-                continue
-            assert i not in own
-            own[i] = way, piece
-            assert way == ways[i] or finer(way, ways[i])
-        if piece.in_place:
-            first, last = piece.parameters[0], piece.parameters[-1]
-            assert piece.parameters == tuple(range(first, last + 1)), "one stretch"
-        assert sum(counts[i] for i in piece.apart) * BITS[way] / 8 <= CALL_BYTES * len(found)
-    assert own.keys() == set(range(len(found)))
-    lying = [i for _, piece in pieces if piece.in_place for i in piece.parameters]
-    assert len(lying) == len(set(lying)), "stretches do not overlap"
-    for _, piece in pieces:
-        for i in piece.apart:
-            assert not own[i][1].in_place, "it was copied before it is set to zero"
+    stretches, small = cut(counts, ways, BITS)
+    seen = list(small)
+    for stretch in stretches:
+        inside = range(stretch.first, stretch.last)
+        assert {*stretch.apart} < {*inside}
+        own = [i for i in inside if i not in stretch.apart]
+        assert {ways[i] for i in own} == {stretch.way}
+        assert {*stretch.apart} <= {*small}, "it was copied before it is set to zero"
+        assert all(counts[i] < SMALL for i in stretch.apart)
+        seen += own
+    assert sorted(seen) == list(range(len(found)))
+    edges = [edge for s in stretches for edge in (s.first, s.last)]
+    assert edges == sorted(edges), "stretches do not overlap"
 
 
 @given(parameters)
-def test_a_way_costs_one_collective_and_one_for_each_large_parameter_at_most(found):
+def test_a_stretch_has_a_large_run_and_gaps_that_cost_less_than_a_collective(found):
     counts, ways = [c for c, _ in found], [w for _, w in found]
-    pieces = cut(counts, ways, BITS, finer)
-    assert len(pieces) <= len(set(ways)) + sum(count >= SMALL for count in counts)
-    extra = sum(
-        counts[i] * (BITS[way] - BITS[ways[i]]) / 8
-        for way, piece in pieces
-        for i in piece.parameters
-        if i not in piece.apart
-    )
-    assert extra <= CALL_BYTES * len(BITS), "what goes a finer way than it was asked to"
+    stretches, small = cut(counts, ways, BITS)
+    if len(set(ways)) == 1:
+        assert (len(stretches), small) == (1, [])
+        return
+    assert all(counts[i] < SMALL for i in small)
+    for stretch in stretches:
+        run = largest = gap = 0
+        for i in range(stretch.first, stretch.last):
+            apart = i in stretch.apart
+            run, gap = (0, gap + counts[i]) if apart else (run + counts[i], 0)
+            largest = max(largest, run)
+            assert gap * BITS[stretch.way] / 8 <= CALL_BYTES
+        assert largest >= SMALL
 
 
-def test_a_transformers_layers_are_one_collective_for_each_way():
+def test_a_transformers_layers_are_one_stretch_of_matrices():
     layer = [("plain", 768), ("plain", 768), ("4", 3 * 768 * 768), ("plain", 3 * 768),
              ("4", 768 * 768), ("plain", 768), ("plain", 768), ("plain", 768),
              ("4", 4 * 768 * 768), ("plain", 4 * 768), ("4", 4 * 768 * 768),
              ("plain", 768)]  # fmt: skip
-    found = cut([c for _, c in layer * 4], [w for w, _ in layer * 4], BITS, finer)
-    assert sorted(way for way, _ in found) == ["4", "plain"]
-    ((_, matrices),) = [p for p in found if p[0] == "4"]
-    assert matrices.in_place and len(matrices.apart) == 8 * 4 - 3
+    ((way, first, last, apart),), small = cut(
+        [c for _, c in layer * 4], [w for w, _ in layer * 4], BITS
+    )
+    assert (way, first, last) == ("4", 2, 4 * 12 - 1)
+    assert len(small) == 8 * 4
+    assert len(apart) == 8 * 4 - 3, "what lies at an end is no gap"
 
 
-def test_a_few_values_go_with_a_finer_way_rather_than_alone():
-    few, many = 1000, 200_000
-    assert len(cut([many, few], ["8", "4"], BITS, finer)) == 1
-    assert len(cut([many, few], ["4", "8"], BITS, finer)) == 2, "never with a coarser one"
-    assert len(cut([many, SMALL - 1], ["plain", "4"], BITS, finer)) == 2, "too many bytes"
+def test_a_large_run_of_another_way_splits_a_stretch():
+    stretches, small = cut([10**6, SMALL, 10**6, 5], ["4", "8", "4", "8"], BITS)
+    assert [(s.way, s.first, s.last) for s in stretches] == [("4", 0, 1), ("8", 1, 2), ("4", 2, 3)]
+    assert small == [3]
+
+
+def test_a_gap_that_costs_more_than_a_collective_splits_a_stretch():
+    values = 8 * CALL_BYTES // 32
+    for more, expected in ((0, 1), (1, 2)):
+        stretches, small = cut([10**6, values + more, 10**6], ["plain", "4", "plain"], BITS)
+        assert (len(stretches), small) == (expected, [1])

@@ -11,7 +11,6 @@ import pytest
 
 import cccl
 from cccl._by_parameter import Rule, first_match, unmatched
-from cccl._ways import precision
 
 NORMS = {"name": ["*norm*", "*.bias"], "compression_type": "block_float8"}
 SHAPES = {
@@ -240,15 +239,6 @@ def test_a_way_that_loses_nothing_has_no_feedback():
         cccl.Config.load(late)
     late = cccl.Config.load({**late, "schedule": [[1, "block_float2"]]})
     assert late.ways.at(0).feedback is None and late.ways.at(1).feedback is not None
-
-
-def test_only_what_is_surely_finer_is_called_so():
-    def of(first, second=None):
-        return precision(cccl.Config(compression_type=first, result_type=second))
-
-    assert of("none") == of("lossless") > of("block_float8") > of("block_float4")
-    assert of("block_float4", "block_float8") == (4, 8)
-    assert of("cast_bf16") is of("sparse(block_float8)") is of("auto") is None
 
 
 MODEL = """

@@ -139,17 +139,17 @@ def _few_collectives():
     backward(ddp, 0)
     cccl.reset_stats()
     backward(ddp, 1)
-    calls: dict[str, int] = {}
-    for row in cccl.stats()["rows"]:
-        bucket = row["label"].split(",")[0]
-        calls[bucket] = calls.get(bucket, 0) + row["calls"]
-    return calls
+    return {row["label"]: row["calls"] for row in cccl.stats()["rows"]}
 
 
-def test_a_bucket_is_one_collective_for_each_way(ranks):
+def test_small_parameters_of_all_buckets_are_one_collective_for_each_way(ranks):
+    """Of these embeddings too. Small matrices lie between large ones, and go with them."""
     for calls in ranks(2)(_few_collectives):
-        assert len(calls) >= 3
-        assert all(count <= 3 for count in calls.values()), calls
+        small = {label: n for label, n in calls.items() if label.startswith("small")}
+        assert small == {"small parameters, rules[0]": 1, "small parameters, rules[1]": 1}
+        large = {label for label in calls if label not in small}
+        assert len(large) >= 3
+        assert all(label.split()[0] == "bucket" and calls[label] == 1 for label in large)
 
 
 LOSSLESS = {
@@ -228,12 +228,15 @@ def _configured():
     assert told == [
         "rules[1] (name = ('2.wieght',)) matches no parameter; nearest names: 2.weight, 0.weight"
     ]
-    assert {row["label"] for row in compressed_rows()} == {"bucket 0, rules[0]"}
+    ways = {row["label"]: row["codec"].split("(")[0] for row in compressed_rows()}
+    assert ways == {
+        "small parameters": "block_float4",
+        "small parameters, rules[0]": "block_float8",
+    }
     return parameters_digest(ddp)
 
 
 def test_configure_alone_is_enough_and_warns_once(ranks):
-    """The few biases go with the finer weights: one collective."""
     assert_equal(ranks(2)(_configured))
 
 
@@ -397,11 +400,12 @@ def test_sparse_gradients_go_plain_beside_rules(ranks):
 
 def _raises():
     ddp = gpt()
-    cccl.torch.compress(ddp, {**MATRICES_AT_4, "non_finite": "raise"})
+    rules = [{**EMBEDDINGS, "compression_type": "block_float6"}, SMALL_ONES]
+    cccl.torch.compress(ddp, {**MATRICES_AT_4, "rules": rules, "non_finite": "raise"})
     ddp.module.tokens.weight.register_hook(
         lambda grad: grad.clone().fill_(float("nan")) if dist.get_rank() == 1 else grad
     )
-    with pytest.raises(cccl.NonFiniteError, match=r"bucket \d, rules\[0\]"):
+    with pytest.raises(cccl.NonFiniteError, match=r"small parameters, rules\[0\]"):
         backward(ddp)
     found = gradients(ddp)
     assert found["tokens.weight"].isnan().all()

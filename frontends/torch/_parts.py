@@ -1,0 +1,168 @@
+"""Sends DDP buckets whose parameters go different ways, in as few collectives as that allows.
+
+Large stretches go where they lie, as soon as DDP hands their bucket over. Small parameters of all
+buckets go together behind the last: DDP needs no result before that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import torch
+
+from ._buckets import Plan, label_of, layout_of
+from ._work import is_capturing
+
+if TYPE_CHECKING:
+    from .._config import Config
+    from ._ddp import CompressionState
+
+Future: TypeAlias = "torch.futures.Future[torch.Tensor]"
+Kind: TypeAlias = tuple[int, torch.dtype, torch.device]  # of small ones: configuration's id, ...
+
+
+class _Bucket(NamedTuple):
+    """One that is under way."""
+
+    plan: Plan
+    buffer: torch.Tensor
+    small: dict[Kind, list[torch.Tensor]]  # of each kind: places in the bucket
+    copies: dict[Kind, torch.Tensor]  # and their values
+    futures: list[Future]  # of its stretches
+    result: Future
+
+
+class _Together(NamedTuple):
+    """What small parameters of one kind go as."""
+
+    config: Config
+    label: str
+    layout: Any
+
+
+class Parts:
+    """Of a model's backward."""
+
+    def __init__(self) -> None:
+        self._waiting: list[_Bucket] = []
+        self._plans: list[Plan] = []  # that `_together` is of
+        self._together: dict[Kind, _Together] = {}
+
+    def clear(self) -> None:
+        """At the begin of a backward: one that ended early leaves nothing behind."""
+        self._waiting.clear()
+
+    def send(self, state: CompressionState, plan: Plan, buffer: torch.Tensor) -> Future:
+        """Sends the stretches of a bucket. The future is done when all of it is back."""
+        places = buffer.split(plan.counts)
+        small: dict[Kind, list[torch.Tensor]] = {}
+        for i in plan.small:
+            small.setdefault(_kind(plan, i, buffer), []).append(places[i])
+        copies = {kind: torch.cat(chosen) for kind, chosen in small.items()}
+        apart = [places[i] for part in plan.parts for i in part.apart]
+        if apart:
+            torch._foreach_zero_(apart)
+        futures = [
+            state.send(buffer[part.begin : part.end], part.label, part.config, part.layout)
+            for part in plan.parts
+        ]
+        result: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
+        bucket = _Bucket(plan, buffer, small, copies, futures, result)
+        if small:
+            self._waiting.append(bucket)
+        else:
+            _finish(state, bucket, {}, [])
+        return result
+
+    def send_small(self, state: CompressionState) -> None:
+        """Behind the last bucket: the small parameters of all."""
+        buckets, self._waiting = self._waiting, []
+        if not buckets:
+            return
+        if self._plans != [bucket.plan for bucket in buckets]:
+            self._plan(buckets)
+        sent, futures = {}, []
+        for kind, together in self._together.items():
+            copies = [b.copies[kind] for b in buckets if kind in b.copies]
+            sent[kind] = torch.cat(copies) if len(copies) > 1 else copies[0]
+            futures.append(state.send(sent[kind], together.label, together.config, together.layout))
+        first = dict.fromkeys(sent, 0)
+        for bucket in buckets:
+            results = {}
+            for kind, copy in bucket.copies.items():
+                results[kind] = sent[kind].narrow(0, first[kind], copy.numel())
+                first[kind] += copy.numel()
+            _finish(state, bucket, results, futures)
+
+    def _plan(self, buckets: list[_Bucket]) -> None:
+        self._plans = [bucket.plan for bucket in buckets]
+        chosen: dict[Kind, list[tuple[_Bucket, int]]] = {}
+        for bucket in buckets:
+            for i in bucket.plan.small:
+                kind = _kind(bucket.plan, i, bucket.buffer)
+                chosen.setdefault(kind, []).append((bucket, i))
+        self._together = {}
+        for kind, members in chosen.items():
+            decisions = [bucket.plan.decisions[i] for bucket, i in members]
+            pieces = [(bucket.plan.decisions[i].name, bucket.plan.counts[i])
+                      for bucket, i in members]  # fmt: skip
+            bucket, i = members[0]
+            self._together[kind] = _Together(
+                bucket.plan.configs[i],
+                "small parameters" + label_of(decisions),
+                layout_of(pieces, bucket.buffer),
+            )
+
+
+def _kind(plan: Plan, number: int, buffer: torch.Tensor) -> Kind:
+    return id(plan.configs[number]), buffer.dtype, buffer.device
+
+
+def _finish(
+    state: CompressionState,
+    bucket: _Bucket,
+    results: dict[Kind, torch.Tensor],
+    futures: list[Future],
+) -> None:
+    """Puts the results of a bucket's small parameters back once all that it needs is there."""
+    needed = [*bucket.futures, *futures]
+
+    def put_back() -> torch.Tensor:
+        for kind, result in results.items():
+            places = bucket.small[kind]
+            torch._foreach_copy_(places, result.split([place.numel() for place in places]))
+        return bucket.buffer
+
+    if bucket.buffer.is_cuda:
+        _finish_on_stream(state, bucket, results, needed, put_back)
+        return
+
+    def done(all_done: torch.futures.Future[list[Any]]) -> None:
+        try:
+            all_done.value()
+            bucket.result.set_result(put_back())
+        except Exception as error:
+            bucket.result.set_exception(error)
+
+    torch.futures.collect_all(needed).add_done_callback(done)
+
+
+def _finish_on_stream(
+    state: CompressionState,
+    bucket: _Bucket,
+    results: dict[Kind, torch.Tensor],
+    needed: list[Future],
+    put_back: Callable[[], torch.Tensor],
+) -> None:
+    """Where the last collective ends, behind the others: the caller's stream goes on meanwhile."""
+    buffer = bucket.buffer
+    stream = torch.cuda.current_stream(buffer.device)
+    if not is_capturing(buffer):
+        stream = state.last_stream(buffer)
+        for tensor in (buffer, *results.values()):
+            tensor.record_stream(stream)
+    with torch.cuda.stream(stream):
+        for future in needed:
+            future.wait()
+        bucket.result.set_result(put_back())
