@@ -1,5 +1,6 @@
 """DistributedDataParallel: gradients go compressed while the backward goes on."""
 
+import functools
 import logging
 import time
 import weakref
@@ -46,7 +47,7 @@ class CompressionState:
         self._group = None if group is None else weakref.ref(group)
         self.config = None if config is None else Config.load(config)
         self.attached = False  # by `cccl.configure`, not by the user
-        self.store = StateStore(lambda: self.group)  # of error feedback
+        self.store = StateStore(functools.partial(_alive, self._group))  # of error feedback
         self.names = Names()
         self._layouts: dict[int, tuple[list[str], Any]] = {}  # of buckets
         self._step, self._next = step, step
@@ -64,12 +65,7 @@ class CompressionState:
     @property
     def group(self) -> dist.ProcessGroup | None:
         """None: the default group."""
-        if self._group is None:
-            return None
-        group = self._group()
-        if group is None:
-            raise ClosedError("the process group of this communication hook was destroyed")
-        return group
+        return _alive(self._group)
 
     @property
     def step(self) -> int:
@@ -206,6 +202,16 @@ class CompressionState:
         work = call.submit(future_raises=not self._in_backward)
         self._works.append(work)
         return work.get_future()
+
+
+def _alive(reference: Any) -> dist.ProcessGroup | None:
+    """The group that a weak reference is to; None: the default group."""
+    if reference is None:
+        return None
+    group: dist.ProcessGroup | None = reference()
+    if group is None:
+        raise ClosedError("the process group of this communication hook was destroyed")
+    return group
 
 
 def _raise_errors(works: list[Work]) -> None:

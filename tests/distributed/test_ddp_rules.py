@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import sys
+import time
 import warnings
+import weakref
 from pathlib import Path
 
 import pytest
@@ -416,3 +419,28 @@ def test_an_error_names_bucket_and_rule_and_leaves_other_rules_whole(ranks):
     """F010: what lies beside it in the bucket, but goes another way, shares no block with it."""
     for names in ranks(2)(_raises):
         assert set(names) <= {"tokens.weight", "positions.weight"}
+
+
+def _freed():
+    gc.collect()
+    gc.disable()
+    try:
+        ddp = gpt()
+        config = {**MATRICES_AT_4, "error_feedback": "both", "spike_factor": 10}
+        state = weakref.ref(cccl.torch.compress(ddp, config))
+        for step in range(3):
+            backward(ddp, step)
+        assert cccl.stats()["total"]["state_bytes"] > 0
+        del ddp
+        assert state() is None
+        until = time.monotonic() + 10
+        while cccl.stats()["total"]["state_bytes"] and time.monotonic() < until:
+            time.sleep(0.01)  # its thread lets go of the last call
+        assert cccl.stats()["total"]["state_bytes"] == 0
+    finally:
+        gc.enable()
+
+
+def test_what_a_hook_keeps_goes_with_its_model(ranks):
+    """And not only when garbage is collected."""
+    ranks(2)(_freed)
