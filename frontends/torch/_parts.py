@@ -31,6 +31,7 @@ class _Bucket(NamedTuple):
     copies: dict[Kind, torch.Tensor]  # and their values
     futures: list[Future]  # of its stretches
     result: Future
+    stream: torch.cuda.Stream | None  # that its copies are made on
 
 
 class _Together(NamedTuple):
@@ -68,7 +69,8 @@ class Parts:
             for part in plan.parts
         ]
         result: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-        bucket = _Bucket(plan, buffer, small, copies, futures, result)
+        stream = torch.cuda.current_stream(buffer.device) if buffer.is_cuda else None
+        bucket = _Bucket(plan, buffer, small, copies, futures, result, stream)
         if small:
             self._waiting.append(bucket)
         else:
@@ -82,6 +84,9 @@ class Parts:
             return
         if self._plans != [bucket.plan for bucket in buckets]:
             self._plan(buckets)
+        for bucket in buckets:
+            if bucket.stream is not None:
+                _be_behind(bucket.stream, bucket.copies)
         sent, futures = {}, []
         for kind, together in self._together.items():
             copies = [b.copies[kind] for b in buckets if kind in b.copies]
@@ -113,6 +118,15 @@ class Parts:
                 "small parameters" + label_of(decisions),
                 layout_of(pieces, bucket.buffer),
             )
+
+
+def _be_behind(stream: torch.cuda.Stream, tensors: dict[Kind, torch.Tensor]) -> None:
+    """Has the current stream wait for tensors of another one: DDP may call hooks on several."""
+    current = torch.cuda.current_stream(stream.device)
+    if current != stream:
+        current.wait_stream(stream)
+        for tensor in tensors.values():
+            tensor.record_stream(current)
 
 
 def _kind(plan: Plan, number: int, buffer: torch.Tensor) -> Kind:

@@ -385,6 +385,35 @@ def test_models_that_share_a_state_have_plans_of_their_own(ranks):
     assert_equal(ranks(2)(_two_models))
 
 
+class Mixed(nn.Module):
+    """Of two dtypes, which DDP keeps in buckets apart."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last = nn.Linear(24, 3000), nn.Linear(3000, 30).double()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.last(self.first(x).relu().double())
+
+
+def _mixed():
+    ddp = plain(Mixed)
+    rules = [{"max_ndim": 1, "compression_type": "lossless"}]
+    state = cccl.torch.compress(ddp, {"compression_type": "block_float8", "rules": rules})
+    train(ddp, 3)
+    buckets = {decision.bucket for decision in state.decisions()}
+    rows = [r for r in cccl.stats()["rows"] if r["label"] == "small parameters, rules[0]"]
+    assert {row["dtype"] for row in rows} == {"float32", "float64"}
+    return len(buckets), parameters_digest(ddp)
+
+
+def test_small_parameters_of_two_dtypes_stay_apart(ranks):
+    found = ranks(2)(_mixed)
+    assert_equal(found)
+    assert found[0][0] >= 2
+
+
 def _sparse():
     rules = [{"max_numel": 30, "compression_type": "none"}]
     ddp = DistributedDataParallel(Words())
