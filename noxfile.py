@@ -40,9 +40,9 @@ def tests(session: nox.Session) -> None:
     if session.posargs:
         session.run(*pytest, *session.posargs)
         return
-    # Two thirds of all tests are one process each; the others start processes of their own.
+    # Two thirds of all tests are one process each. The others start processes, and mostly wait.
     session.run(*pytest, "--numprocesses=auto", "conformance")
-    session.run(*pytest, "--ignore=conformance")
+    session.run(*pytest, "--numprocesses=3", "--dist=loadfile", "--ignore=conformance")
 
 
 @nox.session

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # On a machine with a CUDA device: builds the package, runs the tests of the codecs on the device,
-# the same under compute-sanitizer, and the benchmark. Results go to OUT (default: cuda-results).
+# the same under compute-sanitizer, and the benchmark; if asked to, also beside other libraries' codecs.
+# Results go to OUT (default: cuda-results).
 #
-#   benchmarks/cuda_codecs.sh [build] [test] [sanitize] [bench]      (default: all of them)
+#   benchmarks/cuda_codecs.sh [build] [test] [sanitize] [bench] [peers]     (default: all but peers)
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=${OUT:-cuda-results}
@@ -28,5 +29,6 @@ for dtype in float32 bfloat16 float16; do
   step "bench-$dtype-rotated" bench --codec block_float8 block_float5 block_float4 block_float3 \
     --rotation hadamard --dtype "$dtype"
 done
-cat "$out"/bench-*.log 2>/dev/null | grep '^{' >"$out/bench.json"
+for dtype in float32 bfloat16 float16; do step "peers-$dtype" bench --dtype "$dtype" --peers; done
+for kind in bench peers; do cat "$out/$kind"-*.log 2>/dev/null | grep '^{' >"$out/$kind.json"; done
 exit $status

@@ -6,10 +6,10 @@ through buffers that together are far larger than the second-level cache, as the
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import statistics
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,9 @@ RANKS = 4  # contributions to a reduction
 _WORKING_SET = 1 << 29  # bytes that the rotating buffers of one role have at least
 _DISTINCT = 1 << 22  # values; larger sources repeat them
 _SECONDS = 0.02  # of one measurement
+_QUEUED = 128  # calls; of a few launches each they fit into a stream's queue
+_LONGEST_WAIT = 0.2  # seconds
+_CLOCK = 2e9  # Hz, at least that of the device
 
 
 def torch_or_error() -> Any:
@@ -37,67 +40,91 @@ def torch_or_error() -> Any:
     return torch
 
 
+def rotating(values: np.ndarray, numel: int, dtype: _arrays.DType) -> Any:
+    """Slots of `numel` values on the device, together far larger than its second-level cache."""
+    torch = torch_or_error()
+    base = torch.from_numpy(values[:_DISTINCT]).to("cuda").to(getattr(torch, dtype.name))
+    slots = max(1, min(256, _WORKING_SET // (numel * dtype.size)))
+    source = torch.empty(slots, numel, dtype=base.dtype, device="cuda")
+    for slot in source:
+        for part in slot.split(base.numel()):
+            part.copy_(base[: part.numel()])
+    return source
+
+
 class _Buffers:
-    """`slots` equal pieces of device memory for each role."""
+    """Equal pieces of device memory for each role, as many as `rotating` gives."""
 
     def __init__(self, codec: Any, values: np.ndarray, numel: int, dtype: _arrays.DType):
         torch = torch_or_error()
-        self.count, self.nbytes = numel, numel * dtype.size
+        self.nbytes = numel * dtype.size
         self.encoded = codec.max_encoded_bytes(numel, dtype.number)
         stride = -(-self.encoded // 64) * 64
-        self.slots = max(1, min(256, _WORKING_SET // self.nbytes))
-        base = torch.from_numpy(values).to("cuda").to(getattr(torch, dtype.name))
-        kind = {"dtype": base.dtype, "device": "cuda"}
-        self.source = torch.empty(self.slots, numel, **kind)
-        for slot in self.source:
-            for part in slot.split(base.numel()):
-                part.copy_(base[: part.numel()])
-        self.target = torch.empty(self.slots, numel, **kind)
+        self.source = rotating(values, numel, dtype)
+        self.slots = len(self.source)
+        self.target = torch.empty_like(self.source)
         raw = {"dtype": torch.uint8, "device": "cuda"}
         self.payloads = torch.empty(self.slots, RANKS, stride, **raw)
         self.sum = torch.empty(self.slots, stride, **raw)
 
 
-class _Timer:
-    """Seconds of one launch of a call, on a stream of its own."""
+class Timer:
+    """Seconds of one call on the device."""
 
     def __init__(self, repeats: int):
         self.torch = torch_or_error()
         self.stream = self.torch.cuda.Stream()
         self.repeats = repeats
+        self.overtaken = False  # whether the device began before the host had queued all calls
         with self.torch.cuda.stream(self.stream):
             self.queue = _cuda.current_queue("torch", self.stream.device_index)
 
-    def seconds(
-        self, call: Callable[[int], Any], slots: int, eager: bool = False, graph: bool = True
-    ) -> float:
-        """Median over replays; `call(slot)` is launched as often as fills a measurement. `eager`:
-        or without a graph, if that is faster, as copies can be. Without `graph`: only so."""
+    def seconds(self, call: Callable[[int], Any], slots: int, eager: bool = False) -> float:
+        """Median over replays of a graph; `call(slot)` is launched as often as fills a measurement,
+        on a stream of its own. `eager`: or without a graph, if that is faster, as copies can be."""
         with self.torch.cuda.stream(self.stream):
-            once = min(self._timed(lambda: call(0)) for _ in range(3))
-            launches = max(slots, min(400, int(_SECONDS / once)))
-
-            def launch() -> None:
-                for i in range(launches):
-                    call(i % slots)
-
-            runs: list[Callable[[], None]] = [launch] if eager or not graph else []
-            if graph:
-                captured = self.torch.cuda.CUDAGraph()
-                with self.torch.cuda.graph(captured, stream=self.stream):
-                    launch()
-                captured.replay()
-                runs.append(captured.replay)
+            launches, launch = self._launches(call, slots, 400)
+            captured = self.torch.cuda.CUDAGraph()
+            with self.torch.cuda.graph(captured, stream=self.stream):
+                launch()
+            captured.replay()
+            runs = [launch, captured.replay] if eager else [captured.replay]
             times = [
                 statistics.median(self._timed(run) for _ in range(self.repeats)) for run in runs
             ]
         return min(times) / launches
 
-    def _timed(self, run: Callable[[], Any]) -> float:
+    def queued_seconds(self, call: Callable[[int], Any], slots: int) -> float:
+        """The same for calls that a graph cannot capture, on the default stream: it is kept waiting
+        until the host has launched them all (if `overtaken`, the host's time is in the result)."""
+        launches, launch = self._launches(call, slots, _QUEUED)
+        begun = time.perf_counter()
+        launch()
+        wait = 1.5 * min(_LONGEST_WAIT, time.perf_counter() - begun)
+        times = [self._timed(launch, int(wait * _CLOCK)) for _ in range(self.repeats)]
+        return statistics.median(times) / launches
+
+    def _launches(
+        self, call: Callable[[int], Any], slots: int, most: int
+    ) -> tuple[int, Callable[[], None]]:
+        once = min(self._timed(lambda: call(0)) for _ in range(3))
+        launches = max(min(slots, most), min(most, int(_SECONDS / once)))
+
+        def launch() -> None:
+            for i in range(launches):
+                call(i % slots)
+
+        return launches, launch
+
+    def _timed(self, run: Callable[[], Any], wait: int = 0) -> float:
+        """On the current stream, which is idle for `wait` clock cycles first."""
         begun, ended = (self.torch.cuda.Event(enable_timing=True) for _ in range(2))
-        begun.record(self.stream)
+        if wait:
+            self.torch.cuda._sleep(wait)
+        begun.record()
         run()
-        ended.record(self.stream)
+        ended.record()
+        self.overtaken |= wait > 0 and begun.query()
         ended.synchronize()
         return float(begun.elapsed_time(ended)) / 1e3
 
@@ -107,9 +134,9 @@ def measure_codec(
 ) -> dict[str, Any]:
     """GB/s of uncompressed data, bits, NMSE, and bytes moved over time as a share of the copy's."""
     codec = _core.codec_on_cuda(core)
-    timer = _Timer(repeats)
+    timer = Timer(repeats)
     queue, number = timer.queue, dtype.number
-    at = _Buffers(codec, values[:_DISTINCT], numel, dtype)
+    at = _Buffers(codec, values, numel, dtype)
     timer.torch.cuda.synchronize()  # the buffers were filled on another stream
 
     def encode(slot: int, rank: int = 0) -> None:
@@ -158,7 +185,7 @@ def measure_codec(
     queue.synchronize()
     return {
         "bits_per_element": 8 * encoded / numel,
-        "nmse": _nmse(at.target[0], at.source[0]),
+        "nmse": nmse(at.target[0], at.source[0]),
         "copy_gbps": at.nbytes / copy / 1e9,
         **{f"{name}_gbps": at.nbytes / value / 1e9 for name, value in seconds.items()},
         **{f"{name}_of_copy": moved[name] / value / copied for name, value in seconds.items()},
@@ -167,122 +194,9 @@ def measure_codec(
     }
 
 
-def _nmse(found: Any, exact: Any) -> float:
+def nmse(found: Any, exact: Any) -> float:
     errors, power = 0.0, 0.0
     for a, b in zip(found.split(1 << 24), exact.split(1 << 24), strict=True):
         errors += float((a.double() - b.double()).square().sum())
         power += float(b.double().square().sum())
     return errors / power if power else 0.0
-
-
-def peers(options: argparse.Namespace, numel: int, values: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Other libraries' codecs in the same run, or that they are absent."""
-    source = torch_or_error().from_numpy(np.resize(values[:_DISTINCT], numel)).to("cuda")
-    for name, (module, measure, dtypes) in _PEERS.items():
-        row: dict[str, Any] = {"peer": name, "device": "cuda", "dtype": options.dtype,
-                               "numel": numel}  # fmt: skip
-        if options.dtype not in dtypes:
-            continue
-        try:
-            found = importlib.import_module(module)
-        except ImportError:
-            yield {**row, "absent": True}
-            continue
-        yield {
-            **row,
-            **measure(found, options, source.to(getattr(torch_or_error(), options.dtype))),
-        }
-
-
-class _Peer:
-    """Measures calls on `source` as shares of its copy's speed."""
-
-    def __init__(self, options: argparse.Namespace, source: Any, graph: bool = True):
-        self.timer, self.graph = _Timer(options.repeats), graph
-        target = source.clone()
-        self.copied = 2 * source.nbytes / self.timer.seconds(lambda _: target.copy_(source), 1)
-
-    def of_copy(self, moved: float, call: Callable[[], Any]) -> float:
-        seconds = self.timer.seconds(lambda _: call(), 1, graph=self.graph)
-        return float(moved / seconds / self.copied)
-
-
-def _bitsandbytes(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
-    """Blockwise 8 bits with the same block size."""
-    peer = _Peer(options, source)
-    quantise = module.functional.quantize_blockwise
-    dequantise = module.functional.dequantize_blockwise
-    codes, state = quantise(source, blocksize=options.block_size)
-    moved = source.nbytes + codes.nbytes + state.absmax.nbytes
-    return {
-        "encode_of_copy": peer.of_copy(
-            moved, lambda: quantise(source, blocksize=options.block_size)
-        ),
-        "decode_of_copy": peer.of_copy(moved, lambda: dequantise(codes, state)),
-        "nmse": _nmse(dequantise(codes, state), source),
-    }
-
-
-def _torchft(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
-    """float8, a scale for each row; rows of the same block size. A reduction leaves a quarter of
-    the values. Its calls copy from host memory, which a graph cannot capture."""
-    peer = _Peer(options, source, graph=False)
-    rows = source.view(-1, options.block_size)
-    encoded = module.fused_quantize_into_fp8([rows], RANKS)
-    decoded = source.clone().view_as(rows)
-    moved = source.nbytes + encoded.nbytes
-    result = {
-        "encode_of_copy": peer.of_copy(
-            moved, lambda: module.fused_quantize_into_fp8([rows], RANKS)
-        ),
-        "decode_of_copy": peer.of_copy(
-            moved, lambda: module.fused_dequantize_from_fp8([decoded], encoded, RANKS)
-        ),
-        "nmse": _nmse(decoded.view(-1), source),
-    }
-    reduced = encoded.clone()
-    moved = encoded.nbytes * (RANKS + 1) / RANKS
-    return {
-        **result,
-        "reduce_of_copy": peer.of_copy(
-            moved, lambda: module.fused_reduce_fp8([rows], reduced, RANKS, 0)
-        ),
-    }
-
-
-def _deepspeed(bits: int) -> Callable[..., dict[str, Any]]:
-    def measure(module: Any, options: argparse.Namespace, source: Any) -> dict[str, Any]:
-        """Symmetric integers, groups of the block size. Compiles its kernels at first use."""
-        kernels = module.QuantizerBuilder().load()
-        peer, kind = _Peer(options, source), kernels.Symmetric
-        groups = source.numel() // options.block_size
-        codes, scales = kernels.quantize(source, groups, bits, kind)
-        encoded = codes.nbytes + scales.nbytes
-        moved = source.nbytes + encoded
-        return {
-            "encode_of_copy": peer.of_copy(
-                moved, lambda: kernels.quantize(source, groups, bits, kind)
-            ),
-            "decode_of_copy": peer.of_copy(
-                moved, lambda: kernels.dequantize(codes, scales, groups, bits, kind)
-            ),
-            "reduce_of_copy": peer.of_copy(
-                encoded * (RANKS + 1) / RANKS,
-                lambda: kernels.quantized_reduction(
-                    codes, scales, groups, groups // RANKS, bits, kind, RANKS
-                ),
-            ),
-            "nmse": _nmse(kernels.dequantize(codes, scales, groups, bits, kind).view(-1), source),
-        }
-
-    return measure
-
-
-_FLOATS = ("float32", "bfloat16", "float16")
-# The module to import, what measures it, and the dtypes that it takes.
-_PEERS: dict[str, tuple[str, Callable[..., dict[str, Any]], tuple[str, ...]]] = {
-    "bitsandbytes": ("bitsandbytes", _bitsandbytes, _FLOATS),
-    "torchft": ("torchft.quantization", _torchft, _FLOATS),
-    "deepspeed, 8 bits": ("deepspeed.ops.op_builder", _deepspeed(8), ("float16",)),
-    "deepspeed, 4 bits": ("deepspeed.ops.op_builder", _deepspeed(4), ("float16",)),
-}

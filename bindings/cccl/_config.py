@@ -303,10 +303,15 @@ class Config:
             parts.append(" -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())))
         return "; ".join(parts)
 
-    @property
+    @functools.cached_property
     def compresses(self) -> bool:
         """Whether anything that no rule is of may go compressed."""
         return self.codecs is not None or bool(self.candidates)
+
+    @functools.cached_property
+    def is_off(self) -> bool:
+        """Whether no collective goes compressed."""
+        return not (self.compresses or self._of_weights.compresses)
 
     @property
     def unused(self) -> list[str]:

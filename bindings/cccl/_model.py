@@ -15,7 +15,7 @@ from .errors import ConfigError
 
 GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
 CHUNKS = 12  # that the pipeline cuts a large tensor into, at most
-LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 384 * 1024}  # bytes, as the core's tuning has them
+LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 1024 * 1024}  # bytes, as the core's tuning has them
 
 
 @dataclasses.dataclass(frozen=True)

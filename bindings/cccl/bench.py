@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _bench_cuda, _core
+from . import _arrays, _bench_cuda, _bench_peers, _core
 from ._config import Config
 from ._rules import COLLECTIVES, PLAIN
 from .errors import ConfigError, UnsupportedError
@@ -86,6 +86,8 @@ def run_codec(options: argparse.Namespace) -> None:
     """`bench codec`."""
     _core.force_isa(options.isa)
     on_cuda = options.device == "cuda"
+    if options.peers and not on_cuda:
+        raise UnsupportedError("--peers measures CUDA codecs; add --device cuda")
     measure = measure_on_cuda if on_cuda else measure_codec
     for name in codecs_of(options):
         reason = _no_cuda_code(name, options) if on_cuda and options.codec == ["all"] else None
@@ -95,9 +97,8 @@ def run_codec(options: argparse.Namespace) -> None:
         for numel in options.numel:
             emit(measure(name, numel, options), options.json)
     if options.peers:
-        for numel in options.numel:
-            for row in _bench_cuda.peers(options, numel, values_of(1 << 22, options.input)):
-                emit(row, options.json)
+        for row in _bench_peers.rows(options, values_of(1 << 22, options.input)):
+            emit(row, options.json)
 
 
 def run_collective(options: argparse.Namespace) -> None:

@@ -282,7 +282,10 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     ) -> bool:
         """Whether it goes plain as it should. That is counted, unless compression is off: a call
         should then cost what the plain group's does. `parts`: there are so many such tensors."""
-        config, reason = (self.config or current_config()).of(collective), ""
+        whole = self.config or current_config()
+        if whole.is_off:
+            return True
+        config, reason = whole.of(collective), ""
         if not config.compresses:
             return True
         if self.size() == 1:

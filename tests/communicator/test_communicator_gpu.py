@@ -190,9 +190,11 @@ def _beside_nccl(folder):
     from cupy.cuda import nccl
 
     with on_gpu(folder) as comm:
-        name = np.array(nccl.get_unique_id(), np.int64)
+        found = nccl.get_unique_id()  # bytes, or a tuple of numbers in older releases
+        name = np.array([byte % 256 for byte in found], np.uint8)
         comm.broadcast(name)
-        theirs = nccl.NcclCommunicator(comm.world_size, tuple(name.tolist()), comm.rank)
+        given = bytes(name) if isinstance(found, bytes) else tuple(name.view(np.int8).tolist())
+        theirs = nccl.NcclCommunicator(comm.world_size, given, comm.rank)
         array = cupy.ones(100_000, cupy.float32)
         stream = cupy.cuda.get_current_stream()
         for _ in range(5):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 
@@ -10,7 +12,7 @@ import numpy as np
 import pytest
 
 import cccl
-from cccl import _core
+from cccl import _bench_peers, _core
 from cccl.__main__ import main
 
 CODEC_FIELDS = {
@@ -47,6 +49,55 @@ def test_bench_codec_on_a_device_measures_what_runs_there_and_says_what_does_not
     assert sum("skipped" in row for row in rows) < len(rows) / 2
 
 
+@pytest.mark.parametrize("name", ["bitsandbytes", "torchft", "deepspeed"])
+def test_a_library_that_is_not_installed_is_named_with_how_to_get_it(name):
+    if importlib.util.find_spec(name):
+        pytest.skip(f"{name} is installed")
+    assert _bench_peers.load(name) == (None, f"{name} is not installed: pip install {name}")
+
+
+def test_a_library_that_does_not_load_is_reported_with_its_own_reason(tmp_path):
+    """An installation without what it needs, or whose own code fails: the others still load."""
+    for name, text in [
+        ("torchft", "import a_module_that_is_nowhere"),
+        ("bitsandbytes", "print('hello')\nraise OSError('\\n no library\\n at all')"),
+    ]:
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text(text)
+    program = (
+        "import json; from cccl import _bench_peers as peers\n"
+        "print(json.dumps([peers.load(name)[1] for name in ('torchft', 'bitsandbytes')]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )  # fmt: skip
+    assert json.loads(done.stdout) == [
+        "a_module_that_is_nowhere is not installed: pip install torchft",
+        "OSError: no library",
+    ]
+    assert "hello" in done.stderr
+
+
+@pytest.mark.skipif(not _core.cuda_device_count(), reason="no CUDA device")
+def test_bench_peers_measures_each_library_or_says_why_not(capsys):
+    pytest.importorskip("torch", reason="the benchmark's memory and events")
+    command = ["bench", "codec", "--device", "cuda", "--codec", "block_float8", "--peers", "--json"]
+    assert main([*command, "--numel", "262144", "--dtype", "float16", "--repeats", "2"]) == 0
+    rows = [json.loads(line) for line in capsys.readouterr().out.splitlines()][1:]
+    assert {row["peer"] for row in rows} == {peer.name for peer in _bench_peers._PEERS}
+    for peer in _bench_peers._PEERS:
+        measured = [row for row in rows if row["peer"] == peer.name]
+        if reason := _bench_peers.load(peer.library)[1]:
+            assert [row["skipped"] for row in measured] == [reason]
+            continue
+        assert [row["block_size"] for row in measured] == [128, _bench_peers.WIDE_BLOCK]
+        for row in measured:
+            assert min(row["encode_of_copy"], row["decode_of_copy"]) > 0, row
+            assert row["nmse"] < (0.03 if row["bits_per_element"] < 5 else 2e-3)
+            assert row.get("reduce_nmse", 0) < (0.06 if row["bits_per_element"] < 5 else 4e-3)
+
+
 def test_bench_codec_reads_gradients_from_a_file(tmp_path, capsys):
     values = np.random.default_rng(0).standard_normal(5000).astype(np.float32)
     np.save(tmp_path / "grads.npy", values)
@@ -67,6 +118,7 @@ def test_bench_codec_reads_gradients_from_a_file(tmp_path, capsys):
         (["--numel", "0"], "numel"),
         (["--input", "missing.npy"], "missing.npy"),
         (["--block-size", "100"], "block_size"),
+        (["--peers"], "--device cuda"),
     ],
 )
 def test_bad_arguments_end_in_one_line_and_status_2(arguments, text, capsys):

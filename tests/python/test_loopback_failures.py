@@ -16,6 +16,7 @@ from cccl import _core
 
 BLOCK8 = _core.make_codec("block_float8", {})
 BLOCK4 = _core.make_codec("block_float4", {})
+BLOCK8_OF_64 = _core.make_codec("block_float8", {"block_size": 64})
 
 
 def _arrays(world: int, count: int = 1000) -> list[np.ndarray]:
@@ -46,9 +47,9 @@ def _submit_with(ranks, arrays, odd_rank, **odd):
 @pytest.mark.parametrize(
     ("odd", "field"),
     [
-        ({"codec": BLOCK4}, "codecs"),
-        ({"codec": _core.make_codec("block_float8", {"block_size": 64})}, "codecs"),
-        ({"result": BLOCK4}, "codecs"),
+        pytest.param({"codec": BLOCK4}, "codecs", id="codec"),
+        pytest.param({"codec": BLOCK8_OF_64}, "codecs", id="block_size"),
+        pytest.param({"result": BLOCK4}, "codecs", id="result"),
         ({"average": False}, "op"),
         ({"chunk_bytes": 8192}, "plan"),
         ({"window": 5}, "plan"),

@@ -135,7 +135,8 @@ struct AnyDecoder {
           use_field(f * kFieldCodes, kBits, field_of(words, f), scale);
       });
     } else {
-      // Fields lie in two words of 32 bits, as far apart in each row.
+      // Fields lie in one or two words of 32 bits, as far apart in each row. (What lies behind the
+      // last one may be another warp's.)
       constexpr int kCodes = kVector < kFieldCodes ? kVector : kFieldCodes;
       const auto* const words = reinterpret_cast<const std::uint32_t*>(tile.staging);
 #pragma unroll
@@ -145,7 +146,8 @@ struct AnyDecoder {
         for (int c = 0; c < kVector; c += kCodes) {
           const int bit = (lane_id() * kVector + c) * bits, shift = bit % 32;
           const auto* const at = words + k * kVector * bits + bit / 32;
-          const std::uint32_t field = __funnelshift_r(at[0], at[shift ? 1 : 0], shift);
+          const bool goes_on = shift + kCodes * bits > 32;
+          const std::uint32_t field = __funnelshift_r(at[0], at[goes_on], shift);
           use_field(k * kVector + c, bits, field, scale);
         }
       }

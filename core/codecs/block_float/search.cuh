@@ -173,7 +173,7 @@ struct Search : Book {
   using Values = void;
   using Real = float;
   static constexpr bool kNanBits = false, kColumns = true;
-  static constexpr bool kCostly = Book::kAny;
+  static constexpr bool kCostly = Book::kAny, kBusy = Book::kAny || kBlock == 0;
   Layout layout;
 
   __device__ void prepare() const {

@@ -7,6 +7,7 @@
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
 //   static constexpr bool kCostly;    optional: sums are encoded by a kernel of their own
+//   static constexpr bool kBusy;      optional: encoding takes far longer than loading
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
@@ -115,12 +116,21 @@ __device__ inline void for_tiles(const Span& span, Step step) {
 }
 
 // Blocks that must fit a multiprocessor, so that enough loads are in flight. Doubles need the
-// registers of all; lanes that hold several payloads beside sums, those of two: spilled registers
-// cost more than fewer warps (measured: up to 60 %).
+// registers of all; lanes that hold several payloads beside sums, and busy coders, those of two:
+// spilled registers cost more than fewer warps (measured: up to 60 %).
 template <class T>
 inline constexpr int kResident = sizeof(T) == sizeof(double) ? 1 : 3;
 template <class T>
 inline constexpr int kResidentSums = sizeof(T) == sizeof(double) ? 1 : 2;
+
+template <class Coder>
+inline constexpr bool kIsBusy = false;
+template <class Coder>
+  requires(Coder::kBusy)
+inline constexpr bool kIsBusy<Coder> = true;
+
+template <class Coder, class T>
+inline constexpr int kResidentCoder = kIsBusy<Coder> ? kResidentSums<T> : kResident<T>;
 
 // What a row has in each lane where values are read. Encoders that have lanes hold every 32nd value
 // get them so, in small accesses: that costs less than an exchange.
@@ -131,7 +141,7 @@ inline constexpr int kVectorRead = !requires { Encoder::kColumns; } ? kChunkByte
                                                                     : kChunkBytes / sizeof(T);
 
 template <class Encoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentCoder<Encoder, T>)
     encode_kernel(__grid_constant__ const Parts<EncodePart> parts, Encoder encoder,
                   __grid_constant__ const Sources sources, Workspace* workspace) {
   const EncodePart& part = parts.mine();
@@ -150,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kResident<T>)
 }
 
 template <class Decoder, class T>
-__global__ void __launch_bounds__(kThreads, kResident<T>)
+__global__ void __launch_bounds__(kThreads, kResidentCoder<Decoder, T>)
     decode_kernel(__grid_constant__ const Parts<DecodePart> parts, Decoder decoder,
                   Workspace* workspace, Report* report) {
   constexpr int kVector = kChunkBytes / sizeof(T);
@@ -269,12 +279,6 @@ struct Terms {
     }
   }
 };
-
-template <class Decoder>
-inline constexpr bool kIsBusy = false;
-template <class Decoder>
-  requires(Decoder::kBusy)
-inline constexpr bool kIsBusy<Decoder> = true;
 
 // step(tile, sums of the sources' values) for each tile of this warp.
 template <int kVector, class Real, class Decoder, class Step>

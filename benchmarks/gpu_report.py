@@ -1,0 +1,154 @@
+"""Tables and figures of what gpu_collectives.sh and cuda_codecs.sh measured.
+
+    OUT=gpu-results benchmarks/gpu_collectives.sh build bench cast sockets overlap ddp
+    OUT=gpu-results benchmarks/cuda_codecs.sh bench
+    python benchmarks/gpu_report.py gpu-results [--figures docs/figures]
+
+Prints Markdown; every speed-up is against plain NCCL in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+
+Row = dict[str, Any]
+BITS = {"block_float8": "8 bits", "block_float4": "4 bits", "cast_bf16": "bf16"}
+RATES = {"1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "20gbit": "20 Gbit/s", "none": "no limit"}
+COLOURS = {"block_float8": "#4c78a8", "block_float4": "#e45756", "auto": "#54a24b"}
+NAMES = {"none": "no communication", "fp32": "float32", "bf16": "bf16 hook",
+         "powersgd": "PowerSGD, rank 4", "block_float8": "8 bits", "block_float4": "4 bits"}  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("results", type=Path, help="the folder OUT of the scripts")
+    parser.add_argument("--figures", type=Path, help="write PNG files here")
+    options = parser.parse_args()
+    links = [row for row in read(options.results, "bench") if "hosts" in row]
+    tables: list[tuple[str, Iterable[str]]] = [
+        ("All-reduce of bfloat16 beside plain NCCL", speeds(links)),
+        ("64 MiB of float32 at 10 Gbit/s", others(read(options.results, "cast"))),
+        ("No limit, NCCL with 4 threads and 16 sockets", others(read(options.results, "sockets"))),
+        ("Codec work that no transfer hides", overlaps(read(options.results, "overlap"))),
+        ("A step of the GPT with 86 million parameters, 4 hosts", steps(read(options.results, "ddp"))),
+        ("Codecs, share of a device copy", codecs(read(options.results, "bench"))),
+    ]
+    for title, lines in tables:
+        found = list(lines)
+        if len(found) > 2:  # more than a table's head
+            print(f"## {title}\n", *found, "", sep="\n")
+    if options.figures:
+        draw(links, options.figures / "gpu-collectives.png")
+
+
+def read(folder: Path, step: str) -> list[Row]:
+    """Rows of a step; hosts and rate are in the names of its files: STEP-HOSTS-RATE.json."""
+    rows = []
+    for path in sorted(folder.glob(f"{step}*.json")):
+        _, *parts = path.stem.split("-")
+        where = {"hosts": int(parts[0])} if parts and parts[0].isdigit() else {}
+        if len(parts) > 1 and where:
+            where["rate"] = parts[1]
+        rows += [json.loads(line) | where for line in path.read_text().splitlines()]
+    return rows
+
+
+def table(*head: str) -> list[str]:
+    return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
+
+
+def size(row: Row) -> str:
+    kib = row["numel"] * (4 if row["dtype"] == "float32" else 2) / 1024
+    return f"{kib / 1024:g} MiB" if kib >= 1024 else f"{kib:g} KiB"
+
+
+def speeds(rows: Sequence[Row]) -> Iterable[str]:
+    """Two-shot with 8 and 4 bits, and what auto chose, in every place."""
+    yield from table("hosts", "link", "size", "plain", "8 bits", "4 bits", "auto")
+    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    for row in rows:
+        found.setdefault((row["hosts"], row["rate"], row["numel"]), {})[row["codec"]] = row
+    order = sorted(found, key=lambda key: (key[0], list(RATES).index(key[1]), key[2]))
+    for hosts, rate, numel in order:
+        by = found[hosts, rate, numel]
+        any_row = next(iter(by.values()))
+        cells = [f"{by[c]['speedup']:.2f}x" if c in by else "" for c in BITS if c != "cast_bf16"]
+        auto = by.get("auto")
+        chosen = f"{auto['speedup']:.2f}x{' (plain)' if auto['plain'] else ''}" if auto else ""
+        plain = min(row["baseline_ms"] for row in by.values())
+        yield (f"| {hosts} | {RATES[rate]} | {size(any_row)} | {plain:.3g} ms | "
+               f"{cells[0]} | {cells[1]} | {chosen} |")  # fmt: skip
+
+
+def others(rows: Sequence[Row]) -> Iterable[str]:
+    yield from table("hosts", "codec", "plain", "ours", "")
+    for row in rows:
+        yield (f"| {row['hosts']} | {BITS[row['codec']]} | {row['baseline_ms']:.1f} ms | "
+               f"{row['ms']:.1f} ms | {row['speedup']:.2f}x |")  # fmt: skip
+
+
+def overlaps(rows: Sequence[Row]) -> Iterable[str]:
+    yield from table("hosts", "codec", "beyond the first encode and the last decode")
+    for row in rows:
+        share = 100 * row["exposed_beyond_share"]
+        yield f"| {row['world_size']} | {BITS[row['codec']]} | {share:.1f} % of the time |"
+
+
+def steps(rows: Sequence[Row]) -> Iterable[str]:
+    yield from table("", "step", "backward", "hook's host time")
+    for row in rows:
+        host = f"{row['hook_host_us']:.0f} us" if row["hook_host_us"] else ""
+        yield (f"| {NAMES[row['way']]} {row['settings']} | {row['step_ms']:.0f} ms | "
+               f"{row['backward_ms']:.0f} ms | {host} |")  # fmt: skip
+
+
+def codecs(rows: Sequence[Row]) -> Iterable[str]:
+    yield from table("codec", "values", "encode", "decode", "sum, re-encoded", "sum")
+    for row in rows:
+        if not row.get("encode_of_copy"):
+            continue
+        kind = [row["codec"], row["level"] if row["level"] != "fast" else "",
+                "rotated" if row.get("rotation", "none") != "none" else ""]  # fmt: skip
+        shares = (row[f"{name}_of_copy"] for name in ("encode", "decode", "reduce", "accumulate"))
+        yield (f"| {' '.join(filter(None, kind))} | {size(row)} of {row['dtype']} | "
+               + " | ".join(f"{share:.2f}" for share in shares) + " |")  # fmt: skip
+
+
+def draw(rows: Sequence[Row], to: Path) -> None:
+    """Speed-ups over sizes: a panel for each number of hosts and each link."""
+    hosts = sorted({row["hosts"] for row in rows})
+    rates = [rate for rate in RATES if any(row["rate"] == rate for row in rows)]
+    figure, axes = pyplot.subplots(len(hosts), len(rates), sharex=True, sharey=True, squeeze=False,
+                                   figsize=(3 * len(rates), 2.6 * len(hosts)))  # fmt: skip
+    for i, count in enumerate(hosts):
+        for j, rate in enumerate(rates):
+            panel = axes[i][j]
+            panel.axhline(1, color="grey", linewidth=0.8)
+            for codec, colour in COLOURS.items():
+                line = sorted((row["numel"] * 2, row["speedup"]) for row in rows
+                              if (row["hosts"], row["rate"], row["codec"]) == (count, rate, codec))  # fmt: skip
+                if line:
+                    panel.plot(*zip(*line, strict=True), color=colour, marker=".",
+                               label=BITS.get(codec, codec))  # fmt: skip
+            panel.set(xscale="log", title=f"{count} hosts, {RATES[rate]}")
+            panel.set_xscale("log", base=2)
+    for panel in axes[-1]:
+        panel.set_xlabel("bytes")
+    for row in axes:
+        row[0].set_ylabel("of plain NCCL")
+    axes[0][0].legend()
+    figure.tight_layout()
+    figure.savefig(to, dpi=110)
+
+
+if __name__ == "__main__":
+    main()
