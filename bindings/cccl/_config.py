@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core
 from ._by_parameter import Rule, Way, rules_of
-from ._rules import AUTO, CONVERT, OF_WEIGHTS, PLAIN, RULES, parse_bytes
+from ._rules import AUTO, COLLECTIVES, CONVERT, OF_WEIGHTS, PLAIN, RULES, parse_bytes
 from ._sources import environment, nearest, read_toml
 from ._ways import Ways, ways_of, with_rule
 from .errors import ConfigError
@@ -311,7 +311,7 @@ class Config:
     @functools.cached_property
     def is_off(self) -> bool:
         """Whether no collective goes compressed."""
-        return not (self.compresses or self._of_weights.compresses)
+        return not any(self.of(collective).compresses for collective in COLLECTIVES)
 
     @property
     def unused(self) -> list[str]:

@@ -103,8 +103,13 @@ def _backend_row():
     dist.all_gather_into_tensor(parts, tensor, group)
     (gathered,) = rows_of("all_gather", torch.float32)
     assert gathered["plain"]
-    dist.destroy_process_group(group)
     assert rows["broadcast"].startswith("block_float8")
+    only = [{"collective": "all_gather", "compression_type": "block_float8"}]
+    cccl.configure({"compression_type": "none", "attach_ddp": False, "rules": only})
+    cccl.reset_stats()
+    dist.all_gather_into_tensor(parts, tensor, group)
+    assert not rows_of("all_gather", torch.float32)[0]["plain"], "the rule alone turns it on"
+    dist.destroy_process_group(group)
     return digest(tensor)
 
 
