@@ -3,14 +3,14 @@
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
 #   benchmarks/gpu_collectives.sh [STEP...]
-#   (default: all of build test sanitize bench cast sockets gpus overlap backend ddp tune)
+#   (default: all of build test sanitize bench cast sockets weights gpus overlap backend ddp tune)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
-steps=${*:-build test sanitize bench cast sockets gpus overlap backend ddp tune}
+steps=${*:-build test sanitize bench cast sockets weights gpus overlap backend ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -74,6 +74,22 @@ sockets() {
     --codec block_float8 block_float4 --numel 33554432
 }
 
+# A trained model's weights, 256 MiB of bf16 without losing a bit, beside plain NCCL.
+weights() {  # weights HOSTS RATE
+  local file=$out/weights.npy collective window chunk
+  [ -f "$file" ] || python3 benchmarks/lossless.py --size small --save "$file" || return
+  for collective in broadcast all_gather; do
+    for window in ${WINDOWS:-2 3}; do
+      for chunk in ${CHUNKS:-auto 4MiB 8MiB}; do
+        echo "$collective on $1 hosts, window $window, chunk $chunk"
+        lab "$1" "$2" python3 -m cccl bench collective --device cuda --dtype bfloat16 --json \
+          --codec lossless --collective "$collective" --window "$window" --chunk-size "$chunk" \
+          --numel "${WEIGHTS_NUMEL:-134217728}" --input "$file" --repeats "${REPEATS:-7}" || return
+      done
+    done
+  done
+}
+
 # Between the GPUs of this machine, if it has several: NVLink, or whatever NCCL finds.
 between_gpus() {
   torchrun --standalone --nproc-per-node gpu -m cccl bench collective --device cuda --dtype bfloat16 \
@@ -105,6 +121,9 @@ for hosts in 2 4; do
   done
   step "cast-$hosts-10gbit" cast "$hosts" 10gbit
   step "sockets-$hosts-none" sockets "$hosts"
+done
+for hosts in ${WEIGHTS_HOSTS:-2 4}; do
+  step "weights-$hosts" with_mps weights "$hosts" "${WEIGHTS_RATE:-10gbit}"
 done
 if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then step gpus between_gpus; fi
 for hosts in 2 4; do

@@ -134,8 +134,12 @@ def main() -> None:
     parser.add_argument("--mib", type=int, default=512, help="of values, on a GPU")
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--save", type=Path, help="only keep the weights, for --input of bench")
     options = parser.parse_args()
     tensors = train(options.size, options.steps)
+    if options.save:
+        np.save(options.save, tensors["weights"].numpy())
+        return
     if not options.json:
         print("| values | dtype | level | exponent's entropy | coded in | entropy allows | ratio "
               "| encode GB/s | decode GB/s |\n|---|---|---|---|---|---|---|---|---|")  # fmt: skip

@@ -7,10 +7,11 @@ and another, on the switch port, what it receives, as a full-duplex NIC would. N
 out of these namespaces. Needs root and iproute2 (ip, tc) only.
 
   netlab.py run --hosts 4 --rate 1gbit -- python3 train.py     one process per host
+  netlab.py run --hosts 2 --per-host 2 --rate 1gbit -- python3 train.py      two on each
   netlab.py run --hosts 2 --rate 1gbit --delay 5ms --loss 0.1% --kill 1@10 -- python3 train.py
   netlab.py clean                                              remove what dead runs left behind
 
-Every process gets RANK, WORLD_SIZE, LOCAL_RANK=0, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME,
+Every process gets RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT, GLOO_SOCKET_IFNAME,
 NCCL_SOCKET_IFNAME, NCCL_HOSTID and so on, as torchrun would set them. Output lines are prefixed
 with '[RANK] '; netlab's own messages go to stderr; the last line on stdout is one JSON object with
 the bytes that each host really put on its wire. Exit status: 0 if every rank that was not killed
@@ -41,7 +42,7 @@ def log(text: str) -> None:
 
 
 class Job:
-    """A command, once on each host of a network."""
+    """A command, on each host of a network."""
 
     def __init__(self, network: Network, args: argparse.Namespace):
         self.network, self.args = network, args
@@ -53,7 +54,8 @@ class Job:
 
     def start(self) -> None:
         """Starts all ranks, and the clocks of --kill and --cut."""
-        for rank, host in enumerate(self.network.hosts):
+        for rank in range(self.args.hosts * self.args.per_host):
+            host = self.network.hosts[rank // self.args.per_host]
             # 'ip netns exec' becomes the command, so the pid is the rank's own; a session of its
             # own lets the whole tree under it be killed.
             process = subprocess.Popen(
@@ -115,19 +117,20 @@ class Job:
             pump.join(2)  # no longer: what a rank left behind may hold the pipe
 
     def _environment(self, rank: int) -> dict[str, str]:
+        host, local = divmod(rank, self.args.per_host)
         return {
             "OMP_NUM_THREADS": "1",  # all hosts share the real machine's cores
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": str(self.args.hosts),
-            "GROUP_RANK": str(rank),
-            "LOCAL_RANK": "0",
-            "LOCAL_WORLD_SIZE": "1",
+            "WORLD_SIZE": str(self.args.hosts * self.args.per_host),
+            "GROUP_RANK": str(host),
+            "LOCAL_RANK": str(local),
+            "LOCAL_WORLD_SIZE": str(self.args.per_host),
             "MASTER_ADDR": "10.77.0.1",
             "MASTER_PORT": str(self.args.port),
             "GLOO_SOCKET_IFNAME": DEVICE,
             "NCCL_SOCKET_IFNAME": DEVICE,
-            "NCCL_HOSTID": f"host{rank}",
+            "NCCL_HOSTID": f"host{host}",
             "PYTHONUNBUFFERED": "1",
         }
 
@@ -147,9 +150,12 @@ class Job:
 
 def run(args: argparse.Namespace) -> int:
     """The command `run`; returns the exit status."""
-    for rank, *_ in args.kill + args.cut:
-        if rank >= args.hosts:
-            raise LabError(f"there is no rank {rank} among {args.hosts} hosts")
+    for what, faults, count in (
+        ("rank", args.kill, args.hosts * args.per_host), ("host", args.cut, args.hosts)
+    ):  # fmt: skip
+        for number, *_ in faults:
+            if number >= count:
+                raise LabError(f"there is no {what} {number}: they are {count}")
     network, job = Network(args), None
     try:
         network.up()
@@ -175,10 +181,10 @@ def run(args: argparse.Namespace) -> int:
             "timed_out": not in_time,
             "status": status,
             "wire_bytes_total": sum(count["wire_bytes"] for count in counts),
-            "ranks": [
+            "ranks": [  # with the bytes of its host
                 {"rank": r, "exit": exits[r], "ended_s": ended.get(r), "killed": r in job.killed}
-                | counts[r]
-                for r in range(args.hosts)
+                | counts[r // args.per_host]
+                for r in range(len(exits))
             ],
         }
         print(json.dumps({"netlab": summary}), flush=True)
@@ -243,6 +249,7 @@ def parse_arguments() -> argparse.Namespace:
     )
     add = p.add_argument
     add("--hosts", type=int, default=2, choices=range(1, 65), metavar="N")
+    add("--per-host", type=int, default=1, choices=range(1, 17), metavar="N", help="ranks of each")
     add("--rate", type=rate, help="of each host, each way: 100mbit, 1gbit, ... (none: unlimited)")
     add("--delay", type=seconds, default=0.0, help="added one way, half of the RTT's gain: 0.2ms")
     add("--loss", type=fraction, default=0.0, help="share of packets lost at random: 0.1%%")

@@ -135,16 +135,19 @@ RangeObserver observer_of(std::optional<nb::object> listener) {
   };
 }
 
-std::shared_ptr<Work> submit(
-    PythonCommunicator& communicator, const std::string& collective, std::uintptr_t in,
-    std::size_t in_count, std::uintptr_t out, std::size_t out_count, std::uint8_t dtype,
-    std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result, bool average, int root,
-    std::vector<std::size_t> counts, std::size_t chunk_bytes, std::size_t window,
-    const std::string& algorithm, std::uint64_t seed, bool checksum, bool raise_non_finite,
-    const std::string& label, std::optional<double> deadline, double predicted, double alternative,
-    std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
-    std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
-    const FeedbackSettings& feedback, std::uint64_t step, std::optional<nb::object> on_done) {
+std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
+                             std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
+                             std::size_t out_count, std::uint8_t dtype,
+                             std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
+                             bool average, int root, std::vector<std::size_t> counts,
+                             std::size_t chunk_bytes, std::size_t window,
+                             const std::string& algorithm, std::uint64_t seed, bool checksum,
+                             bool raise_non_finite, const std::string& label,
+                             std::optional<double> deadline, double predicted, double alternative,
+                             std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
+                             std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
+                             const FeedbackSettings& feedback, std::uint64_t step,
+                             std::optional<nb::object> on_done, const std::string& leg) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
@@ -162,6 +165,7 @@ std::shared_ptr<Work> submit(
   call.raise_non_finite = raise_non_finite;
   if (deadline) call.deadline = Seconds(*deadline);
   call.label = label;
+  call.leg = leg;
   call.predicted = predicted;
   call.alternative = alternative;
   call.stream = reinterpret_cast<void*>(stream);
@@ -219,6 +223,7 @@ nb::list stats_rows() {
     fields["dtype"] = key.dtype;
     fields["plain"] = row.plain;
     fields["reason"] = key.reason;
+    fields["leg"] = key.leg;
     fields["world_size"] = row.world_size;
     fields["calls"] = row.calls;
     fields["feedback_calls"] = row.feedback_calls;
@@ -259,7 +264,7 @@ void record_plain(const std::string& label, const std::string& collective, const
   row.predicted = predicted;
   row.alternative = alternative;
   row.run.bytes_sent = row.run.bytes_received = bytes_sent;
-  process_stats().add({label, collective, "plain", "backend", dtype, reason}, row);
+  process_stats().add({label, collective, "plain", "backend", dtype, reason, ""}, row);
 }
 
 }  // namespace
@@ -319,7 +324,7 @@ void register_communicator(nb::module_& module) {
            nb::arg("alternative") = 0.0, nb::arg("stream") = 0, nb::arg("debug") = false,
            nb::arg("observer") = nb::none(), nb::arg("store") = nb::none(),
            nb::arg("layout") = nb::none(), nb::arg("feedback") = FeedbackSettings{},
-           nb::arg("step") = 0, nb::arg("on_done") = nb::none())
+           nb::arg("step") = 0, nb::arg("on_done") = nb::none(), nb::arg("leg") = "")
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

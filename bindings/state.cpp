@@ -94,7 +94,12 @@ void register_state(nb::module_& module) {
           [](Layout* self, const std::vector<std::pair<std::string, std::size_t>>& pieces) {
             new (self) Layout(layout_of(pieces));
           },
-          nb::arg("pieces"));
+          nb::arg("pieces"))
+      .def_prop_ro("pieces", [](const Layout& layout) {
+        std::vector<std::pair<std::string, std::size_t>> pieces;
+        for (const auto& [name, count] : layout.pieces) pieces.emplace_back(name, count);
+        return pieces;
+      });
   nb::class_<FeedbackSettings>(module, "FeedbackSettings")
       .def(
           "__init__",

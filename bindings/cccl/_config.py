@@ -11,7 +11,7 @@ from typing import Any
 
 from . import _core
 from ._by_parameter import Rule, Way, rules_of
-from ._rules import AUTO, COLLECTIVES, CONVERT, OF_WEIGHTS, PLAIN, RULES, parse_bytes
+from ._rules import AUTO, COLLECTIVES, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes
 from ._sources import environment, nearest, read_toml
 from ._ways import Ways, ways_of, with_rule
 from .errors import ConfigError
@@ -118,6 +118,11 @@ class Config:
     algorithm: str = "auto"
     """"two_shot", "one_shot" (small tensors) or "auto". Never changes a result."""
 
+    hierarchy: str | int | tuple[tuple[int, ...], ...] = OFF
+    """"off"; or how `cccl.torch` knows which ranks share a host, to go plain inside and compressed
+    between hosts: "auto" by the launcher's variables, then by host names; a number of ranks per
+    host; or a list of each host's ranks, [[0, 1], [2, 3]]. docs/hierarchy.md has more."""
+
     checksum: bool = True
     """Checksums over payloads on the wire."""
 
@@ -169,6 +174,11 @@ class Config:
             raise ConfigError(
                 f"collective_filter = {list(self.collective_filter)} beside rules of parameters, "
                 "whose gradients go in all_reduce: add 'all_reduce'"
+            )
+        if self.hierarchy != OFF and self.compression_type == AUTO:
+            raise ConfigError(
+                f"hierarchy = {self.hierarchy!r} needs a codec named as compression_type: 'auto' "
+                "measures flat collectives"
             )
         candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
         if any(codec is not None and codec.predicts for codec in candidates):
@@ -269,6 +279,7 @@ class Config:
             self, compression_type=kind, weights_type=kind, result_type=None,
             auto_codecs=("lossless",), collective_filter=OF_WEIGHTS, error_feedback="none",
             rules=(), start_step=0, schedule=(), spike_factor=None,
+            hierarchy=OFF if kind == AUTO else self.hierarchy,
         )  # fmt: skip
 
     @functools.cached_property
@@ -364,7 +375,7 @@ def loaded(config: Any) -> Config:
     """`Config.load` for settings of one call: a dict like an earlier one is read only once."""
     if not isinstance(config, dict):
         return Config.load(config)
-    values = {k: tuple(v) if isinstance(v, list) else v for k, v in config.items()}
+    values = {k: CONVERT["hierarchy"](v) if isinstance(v, list) else v for k, v in config.items()}
     try:
         return _load_items(tuple((k, type(v), v) for k, v in values.items()))
     except TypeError:  # a value that cannot be hashed, which `load` may refuse

@@ -15,6 +15,7 @@ _FILTERED = (*COLLECTIVES, "send")
 OF_WEIGHTS = ("all_gather", "broadcast")
 PLAIN = "none"
 AUTO = "auto"
+OFF = "off"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
           "GB": 10**9, "GIB": 1 << 30}  # fmt: skip
 SCHEDULE = "a list of [step, codec] or [step, codec, codec of the second leg], steps rising from 0"
@@ -76,6 +77,14 @@ def is_schedule(value: Any) -> bool:
     return all(a < b for a, b in itertools.pairwise(steps))
 
 
+def _are_hosts(value: Any) -> bool:
+    """Lists of ranks, each in one."""
+    if not isinstance(value, tuple) or not all(isinstance(host, tuple) and host for host in value):
+        return False
+    ranks = [rank for host in value for rank in host]
+    return bool(ranks) and all(map(is_int(0), ranks)) and len({*ranks}) == len(ranks)
+
+
 _CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
 
 # Of each field: what an error says is allowed, and the check.
@@ -119,6 +128,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "window": ("'auto', or an integer from 1 to 64",
                lambda v: v == "auto" or (is_int(1)(v) and v <= 64)),
     "algorithm": _one_of("auto", "two_shot", "one_shot"),
+    "hierarchy": ("'off', 'auto', ranks per host, or a list of each host's ranks",
+                  lambda v: v in (OFF, AUTO) or is_int(1)(v) or _are_hosts(v)),
     "checksum": ("true or false", _is_bool),
     "non_finite": _one_of("propagate", "raise"),
     "strict": ("true or false", _is_bool),
@@ -139,6 +150,10 @@ def _to_float(value: Any) -> Any:
     return float(value) if is_number else value
 
 
+def _to_hosts(value: Any) -> Any:
+    return tuple(map(_to_tuple, value)) if isinstance(value, list | tuple) else value
+
+
 def _to_tuple(value: Any) -> Any:
     if isinstance(value, set):
         return tuple(sorted(value))  # a set's order differs from rank to rank
@@ -148,6 +163,7 @@ def _to_tuple(value: Any) -> Any:
 CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_codecs": _to_tuple,
     "collective_filter": _to_tuple,
+    "hierarchy": _to_hosts,
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,

@@ -12,7 +12,7 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ._rules import RULES
+from ._rules import AUTO, OFF, RULES
 from .errors import ConfigError
 
 _TABLES = ("rules", "schedule")
@@ -61,7 +61,7 @@ def _parse(variable: str, field: dataclasses.Field[Any], text: str) -> Any:
     """An environment variable's text as the type that its field's default has; tables in JSON."""
     key, default = field.name, field.default
     try:
-        if key in _TABLES:
+        if key in _TABLES or (key == "hierarchy" and text not in (OFF, AUTO)):
             return json.loads(text)
         if isinstance(default, tuple):
             return tuple(part.strip() for part in text.split(",") if part.strip())

@@ -11,7 +11,7 @@ _SUMMED = ("calls", "values", "value_bytes", "bytes_sent", "bytes_received", "pl
 
 
 def stats() -> dict[str, Any]:
-    """Totals and one row per (label, collective, codec, algorithm, dtype), since the last reset.
+    """Totals, and rows by label, collective, codec, algorithm, dtype and leg, since the last reset.
 
     A row has, summed over its calls: `calls`, `failures`, `values`, `value_bytes` (uncompressed),
     `bytes_sent` and `bytes_received` (payloads with their headers; estimated for plain rows),
@@ -22,8 +22,10 @@ def stats() -> dict[str, Any]:
     error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
     Where compression_type "auto" decided: `predicted_seconds` of the way taken and
     `alternative_seconds` of the best other one, to compare with `latency_seconds`.
-    `feedback_calls` counts calls with error feedback. The total also has `pool_bytes`, the memory
-    held for payloads in flight, and `state_bytes`, that of residuals.
+    `feedback_calls` counts calls with error feedback. `leg` is "" or, of hierarchical collectives,
+    which count once for each leg, "inside" a host or "between" hosts. The total also has
+    `bytes_inside` and `bytes_between`, sent in these; `pool_bytes`, the memory held for payloads in
+    flight; and `state_bytes`, that of residuals.
     """
     rows = _core.stats_rows()
     for row in rows:
@@ -38,6 +40,8 @@ def stats() -> dict[str, Any]:
         row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
     total["ratio"] = _ratio(total)
+    for leg in ("inside", "between"):
+        total[f"bytes_{leg}"] = sum(row["bytes_sent"] for row in rows if row["leg"] == leg)
     total["pool_bytes"] = _core.pool_bytes()
     total["state_bytes"] = _core.state_bytes()
     total["plain_calls"] = sum(row["calls"] for row in rows if row["plain"])
@@ -77,11 +81,12 @@ def report() -> str:
     for row in data["rows"]:
         calls = row["calls"]
         busy = row["total_seconds"]
+        label = f"{row['label']} ({row['leg']})" if row["leg"] else row["label"]
         codec = f"plain ({row['reason']})" if row["plain"] else row["codec"]
         if row["predicted_seconds"] and not row["plain"]:
             codec += f" (auto: {_expectation(row)})"
         lines.append((
-            row["label"], row["collective"], codec, str(calls),
+            label, row["collective"], codec, str(calls),
             f"{row['plain_bytes'] / 1e6:.2f}", f"{row['bytes_sent'] / 1e6:.2f}",
             f"{row['ratio']:.2f}x", f"{row['relative_error']:.1e}",
             f"{1e3 * row['latency_seconds'] / calls:.2f}",
@@ -101,7 +106,8 @@ def report() -> str:
     without = sum(
         row["calls"] - row["feedback_calls"]
         for row in data["rows"]
-        if not row["plain"] and row["collective"] in ("all_reduce", "reduce_scatter")
+        if not (row["plain"] or row["leg"] == "inside")
+        and row["collective"] in ("all_reduce", "reduce_scatter")
     )
     if current_config().feedback and without:
         text.append(f"error_feedback: {without} collectives had none, as they have no label")

@@ -8,6 +8,7 @@
 #include <functional>
 #include <memory>
 #include <optional>
+#include <span>
 
 #include "api/buffer.h"
 
@@ -101,6 +102,10 @@ class Platform {
   virtual void count(std::uint64_t*, Queue&) const {}
 
   virtual void copy(ConstValues from, Values to, Queue& queue) const = 0;
+
+  // The 64-bit numbers at these places, in host memory once `queue` is past this.
+  virtual std::shared_ptr<const std::uint64_t> read_numbers(
+      std::span<const std::byte* const> places, Queue& queue) const = 0;
 
   // The same with 0 in place of Inf and NaN.
   virtual void copy_finite(ConstValues from, Values to, Queue& queue) const = 0;

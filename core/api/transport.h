@@ -42,6 +42,11 @@ class Transport {
   // The memory must stay as it is until wait() returned for the request.
   virtual void post(std::span<Transfer> transfers, Queue& queue) = 0;
 
+  // Where receive_ahead() is 0, in front of a post() whose payloads have sizes that their values
+  // decide: a group of its own for these sizes, which waits for no payload in flight. If a step of
+  // a collective has such a group on one rank, it has on all, if need be with no transfer.
+  virtual void post_sizes(std::span<Transfer> sizes, Queue& queue) { post(sizes, queue); }
+
   // Later work in `queue` sees the transfers done. Throws DeadlineError, naming the peers waited
   // for, once `deadline` passed without progress, and TransportError if a peer is lost.
   virtual void wait(std::span<const Request> requests, Queue& queue, Seconds deadline) = 0;

@@ -19,7 +19,6 @@ constexpr std::size_t kMostAgreed = 4096;
 constexpr std::uint64_t kTimedFirst = 16, kTimedOneIn = 8;
 // For the work of a collective that was given up to pass, so that its output is NaN.
 constexpr Seconds kPatience{5};
-constexpr Seconds kForever{1e9};
 
 std::atomic<std::uint64_t> engines_made{0};
 
@@ -240,7 +239,7 @@ std::exception_ptr Engine::finish(Launched launched) {
   row.latency =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
   process_stats().add({call.label, name_in_stats(call, transport_->rank()), codecs_of(call),
-                       launched.algorithm, name_of(call.in.dtype), ""},
+                       launched.algorithm, name_of(call.in.dtype), "", call.leg},
                       row);
   return error;
 }
@@ -301,6 +300,13 @@ void Engine::perform(Launched& launched) {
   const bool on_host = platform_->device().kind == DeviceKind::kCpu;
   const auto deadline = call.deadline.value_or(deadline_);
   launched.captured = capture != 0;
+  const bool any_size = args.size > 1 && sends_any_size(args, *call.contribution, *call.result);
+  if (launched.captured && any_size)
+    throw CaptureError(
+        "codec " + codecs_of(call) +
+        " cannot be captured into a CUDA graph: how long its payloads are depends on the values, "
+        "and the host, which NCCL asks for it, must wait for that. Capture it with a codec of "
+        "fixed size, or plain.");
   launched.timed =
       !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
   std::uint64_t digest = 0;
@@ -348,6 +354,11 @@ void Engine::perform(Launched& launched) {
       }
     }
     launched.begin = queue.record();
+    if (any_size && !on_host) {
+      job.earlier = {launched.begin};
+      for (const auto& other : eager_)
+        if (other.end) job.earlier.push_back(other.end);
+    }
     Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it
     launched.run =
         run_pipeline(plan, job, *transport_, *platform_, queue, place ? *place->pool : own);

@@ -37,6 +37,7 @@ struct CollectiveCall {
   bool raise_non_finite = false;
   std::optional<Seconds> deadline;  // of each wait; none: the communicator's
   std::string label;
+  std::string leg;                        // of a hierarchical collective, for the statistics
   double predicted = 0, alternative = 0;  // seconds, for the statistics
   void* stream = nullptr;                 // the caller's, where the device has streams
   bool debug = false;                     // the host waits for, and checks, every step

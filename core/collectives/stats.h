@@ -13,7 +13,9 @@ namespace cccl {
 
 // One line of the report: all calls of a collective with the same label, codecs and dtype.
 struct StatsKey {
-  std::string label, collective, codecs, algorithm, dtype, reason;  // reason: why it went plain
+  std::string label, collective, codecs, algorithm, dtype;
+  std::string reason;  // why it went plain
+  std::string leg;     // of a hierarchical collective
   auto operator<=>(const StatsKey&) const = default;
 };
 

@@ -14,8 +14,8 @@ struct Sizes {
 // A message over sockets costs about 40 us of CPU at either end: below 64 kB that takes over on a
 // 1 Gbit/s link, and the faster the link, the larger. (docs/performance.md has the measurements.)
 constexpr Sizes kSingly{64 * 1024, 512 * 1024, 2 * 1024 * 1024};
-// A group of NCCL's costs the host as much, and the device, where it starts, 100 us; a device's codec
-// takes so little time that few chunks hide it. (docs/gpu.md)
+// A group of NCCL's costs the host as much, and the device, where it starts, 100 us; a device's
+// codec takes so little time that few chunks hide it. (docs/gpu.md)
 constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 8 * 1024 * 1024};
 // More chunks hide no more of the pipeline's filling and draining.
 constexpr std::size_t kChunks = 12;

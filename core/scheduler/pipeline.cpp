@@ -1,7 +1,6 @@
 #include "scheduler/pipeline.h"
 
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <optional>
@@ -13,16 +12,12 @@
 
 #include "api/error.h"
 #include "api/measure.h"
+#include "scheduler/sizes.h"
+#include "scheduler/slots.h"
 #include "scheduler/wait.h"
 
 namespace cccl {
 namespace {
-
-std::atomic<std::size_t> pooled_bytes{0};
-
-std::size_t aligned(std::size_t bytes) {
-  return (bytes + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
-}
 
 class Run {
  public:
@@ -34,26 +29,20 @@ class Run {
         platform_(platform),
         queue_(queue),
         on_host_(queue.device().kind == DeviceKind::kCpu),
-        grouped_(transport.receive_ahead() == 0) {
-    const auto dtype = job.in.dtype;
-    const std::size_t most = plan.max_shard();
-    contribution_bytes_ = aligned(job.contribution->max_encoded_bytes(most, dtype));
-    result_bytes_ = aligned(job.result->max_encoded_bytes(most, dtype));
-    slot_bytes_ = plan.args().size * (2 * contribution_bytes_ + result_bytes_);
-    outstanding_.resize(plan.depth() * plan.args().size * 3);
-    memory_ = pool.reserve(plan.depth() * slot_bytes_);
-  }
+        grouped_(transport.receive_ahead() == 0),
+        any_size_(grouped_ && sends_any_size(plan.args(), *job.contribution, *job.result)),
+        slots_(plan, *job.contribution, *job.result, job.in.dtype, pool),
+        sizes_{transport, platform, queue, job.deadline, job.earlier} {}
 
   PipelineRun run() {
     measure(&RunStats::total, nullptr, [&] {
       for (step_ = 0; step_ < plan_.steps(); ++step_) {
         const auto ops = plan_.step(step_);
-        on_host_ ? execute_in_order(ops) : execute_together(ops);
-        post();
+        grouped_ ? execute_as_group(ops) : execute_in_order(ops);
         sample_error();
         if (job_.debug) check_step();
       }
-      for (auto& requests : outstanding_) await(requests);
+      for (auto& requests : slots_.all_requests()) await(requests);
       wait();
     });
     return std::move(run_);
@@ -68,6 +57,23 @@ class Run {
       execute(op);
       run_batches();
     }
+    post();
+  }
+
+  // A step is one group. Where the host must learn sizes for it, what this rank has yet to decode
+  // does not hold it up.
+  void execute_as_group(std::span<const Op> ops) {
+    std::size_t n = ops.size();
+    if (any_size_) {
+      const auto moves = [](const Op& op) {
+        return op.kind == OpKind::kSend || op.kind == OpKind::kReceive;
+      };
+      while (n > 0 && !moves(ops[n - 1])) --n;
+      while (0 < n && n < ops.size() && ops[n].chunk == ops[n - 1].chunk) ++n;
+    }
+    execute_together(ops.first(n));
+    post();
+    execute_together(ops.subspan(n));
   }
 
   // On a device each submission costs the host: what is done with one chunk, a run of operations,
@@ -91,37 +97,13 @@ class Run {
     switch (op.kind) {
       case OpKind::kReceive: return queue_transfer(Direction::kReceive, op);
       case OpKind::kSend: return queue_transfer(Direction::kSend, op);
-      case OpKind::kAwait: return await(requests(op));
+      case OpKind::kAwait: return await(slots_.requests(op));
       case OpKind::kEncode: return encode(*job_.contribution, job_.contribution_seed, op);
       case OpKind::kPublish: return encode(*job_.result, job_.result_seed, op);
       case OpKind::kReduce: return reduce(op);
       case OpKind::kDeliver: return deliver(op);
       case OpKind::kDecode: return decode(op);
     }
-  }
-
-  std::size_t slot(const Op& op) const { return op.chunk % plan_.depth(); }
-
-  std::byte* buffer(const Op& op, Buffer kind, int index) const {
-    std::byte* at = memory_ + slot(op) * slot_bytes_;
-    if (kind == Buffer::kOutgoing) return at + index * contribution_bytes_;
-    at += plan_.args().size * contribution_bytes_;
-    if (kind == Buffer::kContribution) return at + index * contribution_bytes_;
-    return at + plan_.args().size * contribution_bytes_ + index * result_bytes_;
-  }
-
-  const Codec& codec_of(const Op& op) const {
-    return op.buffer == Buffer::kResult ? *job_.result : *job_.contribution;
-  }
-
-  MutableBytes payload(const Op& op) const {
-    return {buffer(op, op.buffer, op.index),
-            codec_of(op).max_encoded_bytes(op.count, job_.in.dtype)};
-  }
-
-  std::vector<Request>& requests(const Op& op) {
-    const std::size_t kind = static_cast<std::size_t>(op.buffer);
-    return outstanding_[(slot(op) * 3 + kind) * plan_.args().size + op.index];
   }
 
   // A payload as it is in its buffer: shorter than the buffer where the codec found little to say.
@@ -134,24 +116,49 @@ class Run {
   }
 
   void queue_transfer(Direction direction, const Op& op) {
-    const bool sends = direction == Direction::kSend;
-    const auto bytes = sends ? content(payload(op), codec_of(op)) : payload(op);
+    const bool known = direction == Direction::kSend && !grouped_;
+    const auto& codec = slots_.codec_of(op.buffer);
+    const auto bytes = known ? content(slots_.payload(op), codec) : slots_.payload(op);
+    if (grouped_ && !codec.info().fixed_size) open_.push_back(posted_.size());
     posted_.push_back({direction, bytes.data(), bytes.size(), op.peer, job_.tag});
-    owners_.push_back(&requests(op));
-    if (sends) run_.stats.bytes_sent += bytes.size();
-    ++run_.stats.messages;
+    owners_.push_back(&slots_.requests(op));
   }
 
   // One call for all transfers since the last: a frontend's lock is taken once.
   void post() {
     // A transport of groups counts steps: on all ranks alike, whether they move something or not.
     if (posted_.empty() && !grouped_) return;
+    if (any_size_) learn();
     observe("cccl_communicate", [&] { transport_.post(posted_, queue_); });
     // Ranks that share cores all begin sending before one encodes on.
     if (on_host_) std::this_thread::yield();
-    for (std::size_t i = 0; i < posted_.size(); ++i) owners_[i]->push_back(posted_[i].request);
+    for (std::size_t i = 0; i < posted_.size(); ++i) {
+      const auto& transfer = posted_[i];
+      owners_[i]->push_back(transfer.request);
+      if (transfer.direction == Direction::kSend)
+        run_.stats.bytes_sent += transfer.bytes;
+      else if (grouped_)
+        run_.stats.bytes_received += transfer.bytes;
+    }
+    run_.stats.messages += posted_.size();
     posted_.clear();
     owners_.clear();
+  }
+
+  void learn() {
+    std::vector<Request> requests;
+    measure(&RunStats::exposed, "cccl_communicate",
+            [&] { requests = learn_sizes(posted_, open_, sizes_); });
+    for (std::size_t i = 0; i < open_.size(); ++i)
+      if (posted_[open_[i]].direction == Direction::kSend)
+        owners_[open_[i]]->push_back(requests[i]);
+    open_.clear();
+    sizes_.earlier.clear();
+  }
+
+  // Where it is not known before.
+  void note_received(Bytes found) {
+    if (!grouped_) run_.stats.bytes_received += found.size();
   }
 
   void await(std::vector<Request>& requests) {
@@ -175,7 +182,7 @@ class Run {
     args.seed = seed;
     args.runs = job_.runs;
     args.checksum = job_.checksum;
-    args.out = payload(op);
+    args.out = slots_.payload(op);
     return args;
   }
 
@@ -249,11 +256,10 @@ class Run {
 
   ReduceArgs contributions(const Op& op) {
     sources_.clear();
-    const auto bytes = job_.contribution->max_encoded_bytes(op.count, job_.in.dtype);
     for (int rank = 0; rank < plan_.args().size; ++rank) {
       sources_.push_back(
-          content({buffer(op, Buffer::kContribution, rank), bytes}, *job_.contribution));
-      if (rank != plan_.args().rank) run_.stats.bytes_received += sources_.back().size();
+          content(slots_.payload(op, Buffer::kContribution, rank), *job_.contribution));
+      if (rank != plan_.args().rank) note_received(sources_.back());
     }
     return {sources_, job_.divisor};
   }
@@ -298,7 +304,7 @@ class Run {
 
   void decode(const Op& op) {
     const auto out = job_.out.part(op.values.offset, op.values.count);
-    const auto found = content(payload(op), *job_.result);
+    const auto found = content(slots_.payload(op), *job_.result);
     if (const auto own = own_values(op)) {
       measure(&RunStats::decode, "cccl_decompress", [&] { platform_.copy(*own, out, queue_); });
       return note_non_finite(found, -1);
@@ -306,7 +312,7 @@ class Run {
     decodes_.push_back({found, out});
     if (job_.prediction.data)
       known_.push_back({out, job_.prediction.part(op.values.offset, op.values.count)});
-    if (is_received(op)) run_.stats.bytes_received += found.size();
+    if (is_received(op)) note_received(found);
   }
 
   static PayloadHeader header_of(Bytes payload) {
@@ -355,11 +361,12 @@ class Run {
   const Platform& platform_;
   Queue& queue_;
   const bool on_host_, grouped_;
-  std::byte* memory_;
-  std::size_t contribution_bytes_, result_bytes_, slot_bytes_;
-  std::vector<std::vector<Request>> outstanding_;  // per buffer
+  const bool any_size_;  // of what is sent; both ends must name it
+  Slots slots_;
   std::vector<Transfer> posted_;
   std::vector<std::vector<Request>*> owners_;  // of posted_, in its order
+  std::vector<std::size_t> open_;  // places in posted_ whose sizes are yet to be learned
+  SizesJob sizes_;
   std::vector<Bytes> sources_;
   std::vector<Request> awaited_;
   std::vector<EncodeArgs> encodes_;  // not yet done, by encoder_
@@ -375,19 +382,13 @@ class Run {
 
 }  // namespace
 
-Pool::~Pool() { pooled_bytes -= bytes_; }
-
-std::byte* Pool::reserve(std::size_t bytes) {
-  if (bytes > bytes_) {
-    memory_.reset();
-    memory_ = allocator_->allocate(bytes);
-    pooled_bytes += bytes - bytes_;
-    bytes_ = bytes;
-  }
-  return memory_.get();
+bool sends_any_size(const PlanArgs& plan, const Codec& contribution, const Codec& result) {
+  const bool sums =
+      plan.collective == Collective::kAllReduce || plan.collective == Collective::kReduceScatter;
+  const bool collects =
+      plan.collective != Collective::kReduceScatter && plan.algorithm != Algorithm::kOneShot;
+  return (sums && !contribution.info().fixed_size) || (collects && !result.info().fixed_size);
 }
-
-std::size_t Pool::process_bytes() { return pooled_bytes; }
 
 void PipelineRun::settle() {
   for (const auto& [field, begin, end] : spans) stats.*field += end->seconds_since(*begin);

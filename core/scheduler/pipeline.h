@@ -13,29 +13,16 @@
 #include "api/residual.h"
 #include "api/transport.h"
 #include "scheduler/plan.h"
+#include "scheduler/pool.h"
 
 namespace cccl {
-
-// One block of memory that grows to what the largest plan needs and is used again by every call.
-class Pool {
- public:
-  explicit Pool(std::shared_ptr<Allocator> allocator) : allocator_(std::move(allocator)) {}
-  ~Pool();
-  Pool(const Pool&) = delete;
-  Pool& operator=(const Pool&) = delete;
-
-  std::byte* reserve(std::size_t bytes);
-  static std::size_t process_bytes();  // of all pools of this process
-
- private:
-  std::shared_ptr<Allocator> allocator_;
-  std::shared_ptr<std::byte> memory_;
-  std::size_t bytes_ = 0;
-};
 
 // Told where the host begins and ends to submit a kind of work: "cccl_compress",
 // "cccl_communicate" or "cccl_decompress".
 using RangeObserver = std::function<void(const char* name, bool begins)>;
+
+// Whether the values decide how long some payloads of the plan are.
+bool sends_any_size(const PlanArgs& plan, const Codec& contribution, const Codec& result);
 
 struct PipelineJob {
   ConstValues in;
@@ -51,6 +38,7 @@ struct PipelineJob {
   std::function<Findings()> findings = nullptr;  // what it then looks at
   std::uint32_t tag = 0;
   Seconds deadline{0};
+  std::vector<std::shared_ptr<Event>> earlier = {};  // SizesJob::earlier
   RangeObserver observer = nullptr;
   // Of this rank's contributions, and of the results it makes.
   std::optional<Residual> sender, owner;

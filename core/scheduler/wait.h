@@ -6,6 +6,8 @@
 
 namespace cccl {
 
+inline constexpr Seconds kForever{1e9};
+
 // Until `event` is done. Throws what the transport's check() throws, and DeadlineError once
 // `deadline` has passed.
 void wait_on_host(const Event& event, Transport& transport, Seconds deadline);

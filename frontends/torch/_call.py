@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,10 +14,11 @@ from .. import _core
 from .._arrays import DTYPES, DType
 from .._config import Config, current_config, loaded
 from .._policy import Choice, Policy
-from .._rules import AUTO, PLAIN
+from .._rules import AUTO, OFF, PLAIN
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, inside, resolve
+from ._hierarchy import route
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._state import Memory
 from ._tensors import check_kind, copy_back, detached, may_overlap, reach, real
@@ -212,23 +214,42 @@ class Call:
         self, found: GroupCommunicator, sent: torch.Tensor, received: torch.Tensor, **more: Any
     ) -> Any:
         """The core's work. It has the tensors' addresses only: they must live until it is done."""
-        assert self.config.codecs is not None
         config, choice = self.config, self.choice
+        if config.hierarchy != OFF:
+            legs = route(self, found, sent, received, more)
+            if legs is not None:
+                return legs
         source, target = real(sent), real(received)
         part = min(source.numel(), target.numel())
         if config.remembers and self.memory is not None:
             more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
-        return found.core.submit(
-            self.collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
-            DTYPES_OF_TORCH[source.dtype].number, *self.config.codecs,
-            average=self.op == dist.ReduceOp.AVG, root=self.root,
+        return self.poster()(
+            found.core, self.collective, source, target, codecs=config.codecs, root=self.root,
             counts=[part] * self.size if self.collective in _GATHERED else [],
-            chunk_bytes=config.chunk_bytes, window=config.window_chunks,
-            algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
-            raise_non_finite=config.non_finite == "raise", label=self.label,
-            deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
+            raise_non_finite=config.non_finite == "raise",
+            predicted=choice.predicted if choice else 0.0,
             alternative=choice.alternative if choice else 0.0, **more,
         )  # fmt: skip
+
+    def poster(self) -> Callable[..., Any]:
+        """Submits a collective, or a leg of it, with this one's settings. Knows of no group."""
+        config = self.config
+        settings = {
+            "average": self.op == dist.ReduceOp.AVG, "chunk_bytes": config.chunk_bytes,
+            "window": config.window_chunks, "algorithm": config.algorithm, "seed": config.seed,
+            "checksum": config.checksum, "label": self.label, "deadline": config.deadline,
+        }  # fmt: skip
+
+        def post(
+            core: Any, collective: str, source: torch.Tensor, target: torch.Tensor, *, codecs: Any,
+            **more: Any,
+        ) -> Any:  # fmt: skip
+            return core.submit(
+                collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
+                DTYPES_OF_TORCH[source.dtype].number, *codecs, **settings, **more,
+            )  # fmt: skip
+
+        return post
 
     def _staged(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Input and output as plain memory: themselves where they are, else copies."""
@@ -259,12 +280,12 @@ class Call:
         if self.size > 1 and self.group is not None:
             found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
-            found.agree_once(kind, self._plain_fields)
+            found.agree_once(kind, self.plain_fields)
             if self.input.dtype is self.output.dtype:
                 found.remember((*kind, self.output.numel(), self.label, id(self.asked)), call)
         return call
 
-    def _plain_fields(self) -> dict[str, str]:
+    def plain_fields(self) -> dict[str, str]:
         op = _OP_NAMES.get(self.op, str(self.op))
         return {
             "collective": self.collective,

@@ -178,7 +178,7 @@ class CompressionState:
         group = resolve(self.group)
         assert group is not None
         streams = communicator(group, buffer.device, self.settings()).streams
-        last = self._works[-1]._core.stream if self._works else None
+        last = self._works[-1]._core.stream if self._works else 0
         return streams.get(last) or next(iter(streams.values()))
 
     def _call_for(self, buffer: torch.Tensor, label: str, config: Config) -> tuple[Call, str]:

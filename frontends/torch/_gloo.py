@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -22,11 +23,22 @@ class GlooTransport:
     it, so that its messages and failures never mix with theirs.
     """
 
-    def __init__(self, group: dist.ProcessGroup, generation: int, seconds: float):
-        self.rank, self.size = group.rank(), group.size()
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        generation: int,
+        seconds: float,
+        members: Sequence[int] | None = None,
+        name: str = "",
+    ):
+        """`members`: the ranks of the group that it joins, all if None; `name`: theirs alone."""
+        self._names = range(group.size()) if members is None else members
+        self.rank, self.size = self._names.index(group.rank()), len(self._names)
         self._seconds = seconds
         self._store = dist.PrefixStore(f"cccl/{generation}", group.get_group_store())
-        self._notices = Notices(self._store)
+        self._notices = Notices(self._store)  # the whole group's
+        if name:
+            self._store = dist.PrefixStore(name, self._store)
         self._gloo: Any = None
         self._works: dict[int, tuple[Any, int]] = {}
         self._last = 0
@@ -61,7 +73,7 @@ class GlooTransport:
     def abort(self, reason: str) -> None:
         """Tells the other ranks why, then closes all connections: every wait there fails."""
         haste.end(self)
-        self._notices.publish(f"rank {self.rank} gave up: {reason}")
+        self._notices.publish(f"rank {self._names[self.rank]} gave up: {reason}")
         if self._gloo is None:
             return
         # gloo closes every pair of a context in which a wait times out; its abort() does not. On a
@@ -81,21 +93,23 @@ class GlooTransport:
                 late = "imed out" in str(error) or "imeout" in str(error)
                 kind = DeadlineError if late else TransportError
                 raise kind(
-                    f"rank {self.rank} could not connect to the other {self.size - 1} ranks of "
-                    f"its group (limit {self._seconds:g} s): each must make the same call. {error}"
+                    f"rank {self._names[self.rank]} could not connect to the other "
+                    f"{self.size - 1} ranks of its group (limit {self._seconds:g} s): each must "
+                    f"make the same call. {error}"
                 ) from error
         return self._gloo
 
     def _failure(
         self, error: RuntimeError, peer: int, seconds: float | None = None
     ) -> TransportError:
+        me, other = self._names[self.rank], self._names[peer]
         timed_out = seconds is not None and "Timed out waiting" in str(error)
         notice = self._notices.read(wait=not timed_out)
         if notice:
             return PeerAbortedError(notice)
         if timed_out:
-            return DeadlineError(f"rank {self.rank} waited {seconds:g} s for rank {peer}")
-        return TransportError(f"rank {self.rank} lost its connection to rank {peer}: {error}")
+            return DeadlineError(f"rank {me} waited {seconds:g} s for rank {other}")
+        return TransportError(f"rank {me} lost its connection to rank {other}: {error}")
 
 
 def _view(address: int, nbytes: int) -> torch.Tensor:

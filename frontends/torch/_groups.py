@@ -8,7 +8,7 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,6 +20,7 @@ from .._policy import Policy
 from ..errors import ClosedError, UnsupportedError
 
 if TYPE_CHECKING:
+    from ._hierarchy import Hierarchy
     from ._plain import PlainCall
 
 _MOST_KEPT = 1024
@@ -41,24 +42,55 @@ class GroupCommunicator:
         self.generation, self.device = generation, device
         self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
         self.plain: dict[Any, PlainCall] = {}  # calls that went plain, as `remember` was told
+        self.hierarchies: dict[Any, Hierarchy] = {}  # by their setting
         self._agreed: set[Any] = set()  # their kinds, which all ranks have compared
+        self._failure: Exception | None = None  # of a hierarchical collective
         self._reported = False  # the failure, to a later caller
-        if device.type == "cuda":
+        self.streams: dict[int, torch.cuda.Stream] = {}
+        self.deadline = deadline
+        self.core = self.core_of(group, config)
+
+    def core_of(
+        self,
+        group: dist.ProcessGroup,
+        config: Config,
+        members: Sequence[int] | None = None,
+        name: str = "",
+    ) -> Any:
+        """The core's communicator of the group, or of some of its members; `name`: theirs alone."""
+        if self.device.type == "cuda":
             from . import _nccl
 
-            number = device.index or 0
-            transport = _nccl.transport(group, generation, number, config, deadline)
-            # torch's own streams: its allocator may ask for theirs long after this is gone.
-            streams = [torch.cuda.Stream(device, priority=-1) for _ in range(_STREAMS)]
-            self.streams = {stream.cuda_stream: stream for stream in streams}
-            self.core = _core.Communicator(transport, deadline, number, list(self.streams))
-        else:
-            from ._gloo import GlooTransport  # needs a torch built with distributed support
+            number = self.device.index or 0
+            channel = _nccl.store_channel(group, self.generation, members, name)
+            transport = _nccl.transport(channel, number, config, self.deadline)
+            streams = self.new_streams()
+            return _core.Communicator(transport, self.deadline, number, streams)
+        from ._gloo import GlooTransport  # needs a torch built with distributed support
 
-            gloo = GlooTransport(group, generation, deadline)
-            self.core = _core.Communicator(
-                _core.external_transport(gloo.rank, gloo.size, gloo), deadline
-            )
+        gloo = GlooTransport(group, self.generation, self.deadline, members, name)
+        return _core.Communicator(
+            _core.external_transport(gloo.rank, gloo.size, gloo), self.deadline
+        )
+
+    def new_streams(self) -> list[int]:
+        """torch's own: its allocator may ask for them long after this is gone."""
+        made = [torch.cuda.Stream(self.device, priority=-1) for _ in range(_STREAMS)]
+        self.streams |= {stream.cuda_stream: stream for stream in made}
+        return [stream.cuda_stream for stream in made]
+
+    @property
+    def cores(self) -> list[Any]:
+        """All communicators, in the order in which collectives pass them."""
+        inner = [core for hierarchy in self.hierarchies.values() for core in hierarchy.cores]
+        return [*dict.fromkeys(filter(None, inner)), self.core]
+
+    def give_up(self, error: Exception) -> None:
+        """After a failure between some of the ranks: ends what all communicators do."""
+        if self._failure is None:
+            self._failure = error
+            for core in self.cores:
+                core.abort(str(error))
 
     def check_open(self) -> None:
         """Raises `ClosedError` after a failure; on a GPU, where a failure is seen after the call
@@ -66,7 +98,7 @@ class GroupCommunicator:
         closed = self.core.closed
         if not closed:
             return
-        failure: Any = self.core.failure
+        failure: Any = self._failure or self.core.failure
         if failure is not None and self.device.type != "cpu" and not self._reported:
             self._reported = True
             raise failure
@@ -79,6 +111,10 @@ class GroupCommunicator:
     def agree(self, fields: dict[str, str]) -> None:
         """Compares what this rank is about to do with all ranks; `MismatchError`."""
         self.core.agree(fields).wait()
+
+    def has_agreed(self, kind: Any) -> bool:
+        """Whether `agree_once` has compared that kind."""
+        return kind in self._agreed
 
     def agree_once(self, kind: Any, fields: Callable[[], dict[str, str]]) -> None:
         """Compares a call that goes plain at the first use of its kind. Ranks make the same calls,
@@ -216,11 +252,12 @@ os.register_at_fork(after_in_child=_forget_in_fork)
 def _close_all() -> None:
     """Before the interpreter goes: the communicators' threads call into Python."""
     for found in [one for devices in _communicators.values() for one in devices.values()]:
-        if found.device.type != "cpu":  # where the last collective's end is seen a little later
-            until = time.monotonic() + _LAST_SECONDS
-            while found.core.busy and time.monotonic() < until:
-                time.sleep(0.001)
-        if found.core.busy:
-            found.core.abort("its process is exiting")
-        found.core.close()
+        for core in found.cores:
+            if found.device.type != "cpu":  # where the last collective's end is seen a little later
+                until = time.monotonic() + _LAST_SECONDS
+                while core.busy and time.monotonic() < until:
+                    time.sleep(0.001)
+            if core.busy:
+                core.abort("its process is exiting")
+            core.close()
     _communicators.clear()

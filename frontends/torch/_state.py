@@ -52,6 +52,19 @@ class Memory(NamedTuple):
         settings = feedback or _core.FeedbackSettings(False, False, "float32", 1.0)
         return {"store": store.core, "layout": layout, "feedback": settings, "step": self.step}
 
+    def cut(self, label: str, count: int, ranges: list[tuple[int, int]]) -> Memory:
+        """Of some of the tensor's `count` values: each piece is named by its range."""
+        pieces, cut = self.layout.pieces if self.layout else [(label, count)], []
+        for begin, end in ranges:
+            at = 0
+            for name, size in pieces:
+                first, last = max(begin - at, 0), min(end - at, size)
+                if first < last:
+                    whole = last - first == size
+                    cut.append((name if whole else f"{name}[{first}:{last}]", last - first))
+                at += size
+        return self._replace(layout=_core.Layout(cut))
+
 
 _stores: weakref.WeakKeyDictionary[Any, StateStore] = weakref.WeakKeyDictionary()
 

@@ -101,7 +101,7 @@ def _ring(folder, codec):
 
 
 @pytest.mark.parametrize("world", (2, 3))
-@pytest.mark.parametrize("codec", ("identity", "block_float8"))
+@pytest.mark.parametrize("codec", ("identity", "block_float8", "lossless"))
 def test_what_is_sent_comes(ranks, tmp_path, world, codec):
     ranks(world)(_ring, tmp_path / "meeting", codec)
 

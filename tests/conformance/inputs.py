@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import reference
 from codec_cases import SIZES, narrow, storage, unsigned, widen
 from hypothesis import strategies as st
 
@@ -64,3 +65,19 @@ def finite_values(draw: st.DrawFn, dtype: str, max_size: int = 2500) -> np.ndarr
         raw = finite_only(bits.view(storage(dtype)), dtype)
     assert np.isfinite(widen(raw, dtype)).all()
     return raw
+
+
+def hardly_shorter(dtype: str, **options: str) -> np.ndarray:
+    """Blocks that `lossless` makes a few bytes shorter, or cannot. In each, one more value may
+    have any exponent."""
+    shift = {"bfloat16": 7, "float16": 10, "float32": 23}[dtype]
+    rng, model = np.random.default_rng(1), reference.model("lossless", options, dtype)
+    places = rng.permutation(model.block)
+    exponents = rng.integers(0, 32 if dtype == "float16" else 256, model.block)
+
+    def block(irregular: int) -> bytes:
+        chosen = np.where(places < irregular, exponents, 9) << shift
+        return chosen.astype(unsigned(dtype)).tobytes()
+
+    kept = next(n for n in range(0, model.block, 8) if model._block(block(n)) == block(n))
+    return np.frombuffer(b"".join(block(n) for n in range(kept - 24, kept + 9)), storage(dtype))

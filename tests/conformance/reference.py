@@ -463,7 +463,7 @@ class Lossless:
             parts.append(self._digits(np.minimum(rank[rank >= 3 * plane] - 3 * plane, 3)))
         escapes = exponents[rank == 12].astype(np.uint8).tobytes()
         coded = b"".join([*parts, escapes, bytes(-len(escapes) % 4)])
-        return coded if len(coded) < len(raw) else raw
+        return coded if -(-len(coded) // 16) * 16 < len(raw) else raw
 
     def body(self, values: np.ndarray, position: int, seed: int) -> bytes:
         raw = self.elements.body(values, position, seed)

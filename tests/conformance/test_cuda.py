@@ -23,7 +23,7 @@ from codec_cases import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
-from inputs import KINDS, finite_values, make
+from inputs import KINDS, finite_values, hardly_shorter, make
 
 import cccl
 from cccl import _core
@@ -124,6 +124,15 @@ def test_blocks_of_every_exponent_and_mantissa(case):
     values = patterns[:, None] * rng.uniform(-1, 1, (patterns.size, block)).astype(np.float32)
     values[:, 0] = patterns * np.where(np.arange(patterns.size) % 2, 1, -1)
     assert_same(case, values.ravel().astype(np.float32), "float32")
+
+
+@pytest.mark.parametrize("case", [case for case in ON_CPU if case.name == "lossless"], ids=str)
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
+def test_blocks_where_coding_hardly_pays(case, dtype):
+    """F041: a coded block that fills up to as many bytes as its values must not pass for them."""
+    raw = hardly_shorter(dtype, **case.options)
+    payload = assert_same(case, raw, dtype)
+    assert decode(case.on("cuda").core, payload, raw.size, dtype).tobytes() == raw.tobytes()
 
 
 @pytest.mark.parametrize("dtype", INTEGERS)

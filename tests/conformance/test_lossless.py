@@ -11,6 +11,7 @@ import reference
 from codec_cases import CASES, ISAS, Case, decode, encode, reduce, round_trip, storage, unsigned
 from hypothesis import given
 from hypothesis import strategies as st
+from inputs import hardly_shorter
 
 import cccl
 from cccl import _core
@@ -62,6 +63,19 @@ def test_every_bit_comes_back_in_no_more_bytes_than_promised(case, dtype, kind):
         assert len(payload) <= 64 + raw.nbytes + directory
         assert n < 8 * BLOCK or len(payload) <= 64 + 1.001 * raw.nbytes
         assert decode(case.core, payload, n, dtype).tobytes() == raw.tobytes()
+
+
+@each_case
+@each_dtype
+def test_every_bit_comes_back_where_coding_hardly_pays(case, dtype):
+    """F041: a coded block that fills up to as many bytes as its values must not pass for them."""
+    values = hardly_shorter(dtype, **case.options)
+    for isa in ISAS:
+        _core.force_isa(isa)
+        payload = encode(case.core, values, dtype)
+        assert decode(case.core, payload, values.size, dtype).tobytes() == values.tobytes()
+        assert payload[64:] == _body(reference.model(case.name, case.options, dtype), values)
+    _core.force_isa("auto")
 
 
 @each_case

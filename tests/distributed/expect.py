@@ -11,6 +11,7 @@ import torch
 import cccl
 
 EVERYTHING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
+KINDS = ("weights", "any bits", "one block", "nothing")  # of weights()
 
 
 def gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
@@ -29,6 +30,21 @@ def _gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int) -> torch.Ten
     if not dtype.is_floating_point:
         return (values * 3).round().clamp(0, 9).to(dtype)
     return (values * torch.randn(shape, generator=generator).abs()).to(dtype)
+
+
+def weights(rank: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
+    """The same on every rank that asks. With NaN payloads and -0.0 where bits are anything."""
+    generator = torch.Generator().manual_seed(rank)
+    count = {"weights": 300_001, "any bits": 100_000, "one block": 4096, "nothing": 0}[kind]
+    if kind == "any bits":
+        raw = torch.randint(-128, 128, (count * dtype.itemsize,), generator=generator)
+        return raw.to(torch.int8).view(dtype)
+    values = torch.randn(count, dtype=torch.float64, generator=generator) * 0.02
+    return values.to(dtype)
+
+
+def bits(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(torch.int8) if tensor.numel() else tensor
 
 
 def digest(tensor: torch.Tensor) -> str:

@@ -368,6 +368,20 @@ def test_steps_are_synchronisations_and_those_shadowed_for_others(ranks):
     assert found[0][0] == 5
 
 
+def _hierarchical():
+    ddp = gpt()
+    config = {**MATRICES_AT_4, "error_feedback": "both", "hierarchy": 2}
+    cccl.torch.compress(ddp, config)
+    learn(ddp, 3)
+    between = [row for row in compressed_rows() if "block_float" in row["codec"]]
+    assert between and all(row["feedback_calls"] == row["calls"] for row in between)
+    return parameters_digest(ddp)
+
+
+def test_rules_hold_between_hosts(ranks):
+    assert_equal(ranks(4)(_hierarchical))
+
+
 def _two_models():
     rules = [{"max_ndim": 1, "compression_type": "none"}]
     state = cccl.torch.CompressionState(config={"compression_type": "block_float4", "rules": rules})

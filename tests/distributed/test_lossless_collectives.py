@@ -5,29 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, digest, rows_of
+from expect import EVERYTHING, KINDS, assert_equal, bits, digest, rows_of, weights
 
 import cccl
 import cccl.torch
 from cccl import _policy
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64)
-KINDS = ("weights", "any bits", "one block", "nothing")
-
-
-def weights(rank: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
-    """The same on every rank that asks. With NaN payloads and -0.0 where bits are anything."""
-    generator = torch.Generator().manual_seed(rank)
-    count = {"weights": 300_001, "any bits": 100_000, "one block": 4096, "nothing": 0}[kind]
-    if kind == "any bits":
-        raw = torch.randint(-128, 128, (count * dtype.itemsize,), generator=generator)
-        return raw.to(torch.int8).view(dtype)
-    values = torch.randn(count, dtype=torch.float64, generator=generator) * 0.02
-    return values.to(dtype)
-
-
-def bits(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.view(torch.int8) if tensor.numel() else tensor
 
 
 def _every_bit(config):

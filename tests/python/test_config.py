@@ -81,6 +81,7 @@ BAD = {
     "chunk_size": [0, 4095, "4 elephants", "-1", "", None, 1.5, True, "2 KB"],
     "window": [0, 65, "two", 1.0, None, True],
     "algorithm": ["ring", None],
+    "hierarchy": ["on", "", 0, -1, True, 1.5, None, [], [[]], [[0, 0]], [[-1]], [0]],
     "checksum": ["yes", 1, None],
     "non_finite": ["ignore", None],
     "strict": ["true", 0, None],

@@ -185,8 +185,8 @@ def test_bad_arguments_end_with_status_2(arguments, part, capsys):
 
 def test_the_articles_example():
     """7B parameters, bfloat16: 320 ms and 35 % become 280 ms and 22 % (docs/plan.md)."""
-    cluster = Cluster(link_gbit=200, latency_us=5, backend="nccl", message_us=2, interference=0.3)
-    rates = Rates(8.125, 150.0, 150.0, 150.0)
+    cluster = Cluster(link_gbit=200, latency_us=5, backend="nccl", message_us=2, interference=0.7)
+    rates = Rates(8.125, 400.0, 400.0, 400.0)
     found = plan.plan(7e9 / 8, cluster, compute_seconds=0.26, overlap=0.2, dtype="bfloat16",
                       rates=rates, ranks=[4])["rows"][0]  # fmt: skip
     for way, seconds, share in ("plain", 0.32, 0.35), ("flat", 0.28, 0.22):

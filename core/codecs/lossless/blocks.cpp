@@ -89,7 +89,7 @@ Encoded encode_block(ConstValues in, bool counts_all, std::byte* out) {
 
   std::size_t bytes = rest_size + kTable + padded(held[kPlanes]);
   for (int p = 0; p < kPlanes; ++p) bytes += plane_bytes(held[p]);
-  if (bytes >= in.bytes()) {
+  if (in_units(bytes) >= in.bytes()) {  // a block as long as its values is taken for them
     if (n) std::memcpy(out, values, in.bytes());
     return {in.bytes(), non_finite};
   }

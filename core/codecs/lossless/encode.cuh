@@ -132,8 +132,10 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 3 : 4)
     for (int p = 1; p < kPlanes; ++p) begins[p] = begins[p - 1] + (all.at(p - 1) + 15) / 16;
     begins[kPlanes] = begins[kPlanes - 1] + (all.at(kPlanes - 1) + 3) / 4;
     const int raw_bytes = n * static_cast<int>(sizeof(T));
-    const bool coded = places.tail + 4 * begins[kPlanes] < raw_bytes;
-    const int bytes = coded ? places.tail + 4 * begins[kPlanes] : raw_bytes;
+    const int coded_bytes = places.tail + 4 * begins[kPlanes];
+    // A block as long as its values, filled up, is taken for them.
+    const bool coded = in_units(coded_bytes) < static_cast<std::size_t>(raw_bytes);
+    const int bytes = coded ? coded_bytes : raw_bytes;
     const std::uint64_t units = (bytes + kUnit - 1) / kUnit;
     if (t == 0 && block > 0)
       *reinterpret_cast<volatile unsigned long long*>(task.known + block) = units << 2 | kOwn;

@@ -46,6 +46,14 @@ class CpuPlatform final : public Platform {
     if (from.bytes() && to.data != from.data) std::memcpy(to.data, from.data, from.bytes());
   }
 
+  std::shared_ptr<const std::uint64_t> read_numbers(std::span<const std::byte* const> places,
+                                                    Queue&) const override {
+    const std::shared_ptr<std::uint64_t[]> numbers(new std::uint64_t[places.size()]);
+    for (std::size_t i = 0; i < places.size(); ++i)
+      std::memcpy(&numbers[static_cast<std::ptrdiff_t>(i)], places[i], sizeof(std::uint64_t));
+    return {numbers, numbers.get()};
+  }
+
   void copy_finite(ConstValues from, Values to, Queue& queue) const override {
     copy(from, to, queue);
     if (!has_non_finite(from)) return;

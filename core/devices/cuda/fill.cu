@@ -1,3 +1,5 @@
+#include <algorithm>
+
 #include "devices/cuda/check.h"
 #include "devices/cuda/fill.h"
 
@@ -23,6 +25,15 @@ __global__ void fill_kernel(unsigned char* out, std::size_t bytes, std::uint64_t
 
 __global__ void count_kernel(std::uint64_t* counter) { ++*counter; }
 
+struct Places {
+  const std::byte* at[kMostNumbers];
+};
+
+__global__ void read_kernel(__grid_constant__ const Places places, int count, std::uint64_t* to) {
+  const int i = static_cast<int>(threadIdx.x);
+  if (i < count) to[i] = *reinterpret_cast<const std::uint64_t*>(places.at[i]);
+}
+
 std::uint64_t nan_of(DType dtype) {
   switch (dtype) {
     case DType::kFloat16: return 0x7E00;
@@ -46,6 +57,18 @@ void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report
 void launch_count(std::uint64_t* counter, cudaStream_t stream) {
   count_kernel<<<1, 1, 0, stream>>>(counter);
   check(cudaGetLastError(), "a kernel launch");
+}
+
+void launch_read(std::span<const std::byte* const> places, std::uint64_t* to, cudaStream_t stream) {
+  while (!places.empty()) {
+    Places some{};
+    const auto n = std::min<std::size_t>(places.size(), kMostNumbers);
+    std::copy_n(places.begin(), n, some.at);
+    read_kernel<<<1, kMostNumbers, 0, stream>>>(some, static_cast<int>(n), to);
+    check(cudaGetLastError(), "a kernel launch");
+    places = places.subspan(n);
+    to += n;
+  }
 }
 
 cudaError_t find_code() {

@@ -3,7 +3,9 @@
 
 #include <cuda_runtime.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <span>
 
 #include "api/buffer.h"
 #include "devices/cuda/queue.h"
@@ -14,6 +16,10 @@ namespace cccl::cuda {
 // to it.
 void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report,
                      cudaStream_t stream);
+
+// Copies the 64-bit number at each place, aligned to its size, to host memory.
+inline constexpr int kMostNumbers = 128;
+void launch_read(std::span<const std::byte* const> places, std::uint64_t* to, cudaStream_t stream);
 
 // Adds 1.
 void launch_count(std::uint64_t* counter, cudaStream_t stream);

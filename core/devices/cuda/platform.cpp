@@ -102,6 +102,16 @@ class CudaPlatform final : public Platform {
                 cuda_queue(queue).stream());
   }
 
+  std::shared_ptr<const std::uint64_t> read_numbers(std::span<const std::byte* const> places,
+                                                    Queue& queue) const override {
+    DeviceGuard guard(device_);
+    const auto memory = pinned(places.size() * sizeof(std::uint64_t));
+    const std::shared_ptr<std::uint64_t> numbers{memory,
+                                                 reinterpret_cast<std::uint64_t*>(memory.get())};
+    launch_read(places, numbers.get(), cuda_queue(queue).stream());
+    return numbers;
+  }
+
   void fill_nan(Values out, const Flag& flag, Queue& queue) const override {
     DeviceGuard guard(device_);
     const auto& on = cuda_queue(queue);
@@ -129,7 +139,7 @@ class CudaPlatform final : public Platform {
     const auto [_, count, dtype] = sampled.in;
     const auto bytes = sampled.in.bytes(), payload = codec.max_encoded_bytes(count, dtype);
     auto sample = std::make_unique<CudaErrorSample>();
-    sample->memory = pinned(2 * kErrorSample * sizeof(double));
+    sample->memory = pinned(2 * bytes);
     sample->before = {sample->memory.get(), count, dtype};
     sample->after = {sample->memory.get() + bytes, count, dtype};
 
@@ -146,12 +156,16 @@ class CudaPlatform final : public Platform {
   }
 
  private:
-  // Page-locked memory takes long to make, and samples are many.
+  // Page-locked memory takes long to make, and what needs some is frequent: all of one size.
+  static constexpr std::size_t kPinnedBytes = 2 * kErrorSample * sizeof(double);
   struct Pinned {
     std::mutex mutex;
     std::vector<std::shared_ptr<std::byte>> unused;
   };
   std::shared_ptr<std::byte> pinned(std::size_t bytes) const {
+    if (bytes > kPinnedBytes)
+      throw Error("blocks of page-locked memory have " + std::to_string(kPinnedBytes) +
+                  " bytes, needed are " + std::to_string(bytes));
     std::shared_ptr<std::byte> memory;
     {
       const std::lock_guard lock(pinned_->mutex);
@@ -160,7 +174,7 @@ class CudaPlatform final : public Platform {
         pinned_->unused.pop_back();
       }
     }
-    if (!memory) memory = allocate_host(bytes);
+    if (!memory) memory = allocate_host(kPinnedBytes);
     auto* const data = memory.get();
     return {data, [memory = std::move(memory), pinned = pinned_](std::byte*) mutable {
               const std::lock_guard lock(pinned->mutex);

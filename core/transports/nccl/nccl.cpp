@@ -30,6 +30,8 @@ constexpr auto kReady = std::future_status::ready;
 constexpr std::uint64_t kConnecting = ~std::uint64_t{0};  // a number that no collective has
 constexpr Seconds kPatience{5}, kPostPatience{1}, kHearEvery{2};
 
+constexpr Request kSizes = Request{1} << 63;  // in the numbers of groups of post_sizes()
+
 // A communicator with its stream. A group of transfers is a number; its event is kept for a while.
 struct Lane {
   static constexpr std::size_t kEvents = 64;
@@ -102,23 +104,17 @@ class NcclTransport final : public Transport {
     const Request group = ++groups_;  // in step with all ranks, so that they take the same lane
     if (transfers.empty()) return;
     if (!connected_) connect();
-    auto& lane = lane_of(group);
-    const auto event = event_of(group);
-    CCCLIB_CUDA(cudaEventRecord, event, cuda::cuda_queue(queue).stream());
-    CCCLIB_CUDA(cudaStreamWaitEvent, lane.stream, event, 0u);
-    start(nccl_->group_start(), "ncclGroupStart", lane.comm);
-    Result result = kSuccess;
-    for (auto& t : transfers) {
-      t.request = group;
-      if (result != kSuccess) continue;  // the group must be ended nevertheless
-      result = t.direction == Direction::kSend
-                   ? nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream)
-                   : nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream);
-    }
-    const auto ended = nccl_->group_end();
-    start(result, "a transfer", lane.comm);
-    start(ended, "ncclGroupEnd", lane.comm);
-    CCCLIB_CUDA(cudaEventRecord, event, lane.stream);
+    move(transfers, group, queue);
+  }
+
+  void post_sizes(std::span<Transfer> sizes, Queue& queue) override {
+    cuda::DeviceGuard guard(options_.device);
+    const std::lock_guard lock(mutex_);
+    refuse_after_abort();
+    const Request group = kSizes | ++size_groups_;
+    if (!connected_) connect();
+    if (!sizes_.comm) open(sizes_, 1);  // all ranks come here in the same step
+    if (!sizes.empty()) move(sizes, group, queue);
   }
 
   void wait(std::span<const Request> requests, Queue& queue, Seconds) override {
@@ -173,6 +169,26 @@ class NcclTransport final : public Transport {
   }
 
  private:
+  void move(std::span<Transfer> transfers, Request group, Queue& queue) {
+    auto& lane = lane_of(group);
+    const auto event = event_of(group);
+    CCCLIB_CUDA(cudaEventRecord, event, cuda::cuda_queue(queue).stream());
+    CCCLIB_CUDA(cudaStreamWaitEvent, lane.stream, event, 0u);
+    start(nccl_->group_start(), "ncclGroupStart", lane.comm);
+    Result result = kSuccess;
+    for (auto& t : transfers) {
+      t.request = group;
+      if (result != kSuccess) continue;  // the group must be ended nevertheless
+      result = t.direction == Direction::kSend
+                   ? nccl_->send(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream)
+                   : nccl_->receive(t.data, t.bytes, kUint8, t.peer, lane.comm, lane.stream);
+    }
+    const auto ended = nccl_->group_end();
+    start(result, "a transfer", lane.comm);
+    start(ended, "ncclGroupEnd", lane.comm);
+    CCCLIB_CUDA(cudaEventRecord, event, lane.stream);
+  }
+
   void make_stream(Lane& lane) {
     int lowest = 0, highest = 0;
     CCCLIB_CUDA(cudaDeviceGetStreamPriorityRange, &lowest, &highest);
@@ -195,25 +211,32 @@ class NcclTransport final : public Transport {
     side_channel_.exchange(std::as_bytes(std::span(&mine, 1)),
                            std::as_writable_bytes(std::span(all)), kConnecting, options_.deadline);
     for (std::size_t rank = 1; rank < all.size(); ++rank) compare(all[0], all[rank], rank);
-    Config config;
-    if (options_.max_ctas > 0) config.max_ctas = options_.max_ctas;
     // To connect must be bounded, so the first communicator is non-blocking. Those that carry
     // transfers block, as NCCL then launches at once and not in a thread that it makes each time.
-    Comm root = nullptr;
-    complete(nccl_->init(&root, options_.size, all[0].id, options_.rank, &config),
-             "ncclCommInitRankConfig", root);
-    keep(root);
-    config.blocking = 1;
+    Config config = config_with(options_.max_ctas);
+    complete(nccl_->init(&root_, options_.size, all[0].id, options_.rank, &config),
+             "ncclCommInitRankConfig", root_);
+    keep(root_);
     hello_ = cuda::allocate(options_.device, 2 * static_cast<std::size_t>(options_.size));
     lanes_.resize(static_cast<std::size_t>(std::max(1, options_.lanes)));
-    for (auto& lane : lanes_) {
-      make_stream(lane);
-      complete(nccl_->split(root, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root);
-      complete(kInProgress, "ncclCommSplit", lane.comm);
-      keep(lane.comm);
-      greet(lane);
-    }
+    for (auto& lane : lanes_) open(lane, options_.max_ctas);
     connected_ = true;
+  }
+
+  static Config config_with(int max_ctas) {
+    Config config;
+    if (max_ctas > 0) config.max_ctas = max_ctas;
+    return config;
+  }
+
+  void open(Lane& lane, int max_ctas) {
+    make_stream(lane);
+    Config config = config_with(max_ctas);
+    config.blocking = 1;
+    complete(nccl_->split(root_, 0, options_.rank, &lane.comm, &config), "ncclCommSplit", root_);
+    complete(kInProgress, "ncclCommSplit", lane.comm);
+    keep(lane.comm);
+    greet(lane);
   }
 
   void keep(Comm comm) {
@@ -242,9 +265,10 @@ class NcclTransport final : public Transport {
     start(ended, "ncclGroupEnd", lane.comm);
   }
 
-  Lane& lane_of(Request group) { return lanes_[group % lanes_.size()]; }
+  Lane& lane_of(Request group) { return group & kSizes ? sizes_ : lanes_[group % lanes_.size()]; }
   cudaEvent_t event_of(Request group) {
-    return lane_of(group).events[group / lanes_.size() % Lane::kEvents];
+    const Request turn = group & kSizes ? group & ~kSizes : group / lanes_.size();
+    return lane_of(group).events[turn % Lane::kEvents];
   }
 
   std::string too_late() const {
@@ -354,6 +378,7 @@ class NcclTransport final : public Transport {
       finish_all(nccl_ ? nccl_->destroy : nullptr);
     } catch (...) {
     }
+    lanes_.push_back(sizes_);
     for (auto& lane : lanes_) {
       if (stuck_) break;  // NCCL still uses them
       if (lane.stream) cudaStreamDestroy(lane.stream);
@@ -367,12 +392,14 @@ class NcclTransport final : public Transport {
   const SideChannel side_channel_;
   const Library* nccl_ = nullptr;
   std::vector<Lane> lanes_;
+  Lane sizes_;  // of post_sizes(): such a message passes by what the lanes carry
   std::mutex comms_mutex_;
   std::vector<Comm> comms_;  // until they are ended; the first carries nothing
   std::shared_ptr<std::byte> hello_;
   std::function<void(const std::string&)> fail_;
   std::timed_mutex mutex_;
-  Request groups_ = 0;
+  Comm root_ = nullptr;  // carries nothing: the others are split from it
+  Request groups_ = 0, size_groups_ = 0;
   std::atomic<bool> connected_ = false, aborted_ = false, late_ = false, stuck_ = false;
   std::atomic<Clock::rep> last_heard_ = 0;
 };

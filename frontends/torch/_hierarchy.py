@@ -1,0 +1,279 @@
+"""Hierarchical collectives: legs inside a host, plain, and between hosts, compressed."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+
+from .. import _core
+from .._hierarchy import (
+    ACROSS,
+    GATHER,
+    IN,
+    LEGS,
+    OUT,
+    SORTED,
+    STAGES,
+    Chain,
+    Failed,
+    Leg,
+    LegPlan,
+    Lines,
+    Plan,
+    description,
+    hosts_of,
+    of_no_rank,
+    packed_place,
+    place_of,
+)
+from ..errors import ConfigError, Error, MismatchError, NonFiniteError, UnsupportedError
+from ._groups import GroupCommunicator
+from ._nccl import store_channel
+from ._tensors import real
+from ._work import is_capturing
+
+if TYPE_CHECKING:
+    from ._call import Call
+
+_PLAIN = (_core.make_codec("identity", {}),) * 2
+
+
+class Hierarchy:
+    """A group's hosts, and a communicator for each kind of leg, shared with the ranks it joins."""
+
+    def __init__(self, found: GroupCommunicator, call: Call):
+        group, number = call.group, len(found.hierarchies)
+        assert group is not None
+        rank, members = group.rank(), dist.get_process_group_ranks(group)
+        mine = packed_place(*place_of(call.config.hierarchy, members[rank], members))
+        channel = store_channel(group, found.generation, name=f"hierarchy {number}")
+        places = channel.exchange(mine, 0, found.deadline)
+        self.hosts = hosts = hosts_of(places, rank, len(members) == dist.get_world_size())
+
+        def core(name: str, members: tuple[int, ...]) -> Any:
+            if len(members) == 1:
+                return None
+            name = f"hierarchy {number}/{name} {members[0]}"
+            return found.core_of(group, call.config, members, name)
+
+        gather, across = core("gather", hosts.inside), core("across", hosts.between)
+        # On CPUs with a thread of its own: a later collective's first leg must not wait for it.
+        spread = gather if found.device.type == "cuda" else core("spread", hosts.inside)
+        self.cores = gather, across, spread
+        self.lines = Lines()
+        self._sides = itertools.cycle(found.new_streams() if found.device.type == "cuda" else [])
+        for one in filter(None, self.cores):  # they connect, for a failure to reach all at once
+            one.agree({"collective": "hierarchy"}).wait()
+
+    def next_side(self) -> int:
+        """A stream that orders the legs of one collective."""
+        return next(self._sides)
+
+
+def route(
+    call: Call, found: GroupCommunicator, sent: torch.Tensor, received: torch.Tensor, more: Any
+) -> Any:
+    """Sends a collective in legs; returns what stands for the core's work, None if it goes flat."""
+    try:
+        _compare(call, found)
+        setting = call.config.hierarchy
+        if setting not in found.hierarchies:
+            found.hierarchies[setting] = Hierarchy(found, call)
+        hierarchy = found.hierarchies[setting]
+        plan = hierarchy.hosts.plan(call.collective, real(sent).numel(), call.root)
+        if plan is None:
+            return None
+        legs = _Legs(call, hierarchy, plan, sent, received)
+    except (ConfigError, UnsupportedError):  # the same on all ranks, and nothing was sent
+        raise
+    except Error as error:
+        if not isinstance(error, MismatchError):
+            found.give_up(error)
+        _fill_nan(received)
+        if received.is_cuda:
+            raise
+        if "on_done" in more:
+            more["on_done"](error)
+        return Failed(error)
+    return _on_streams(legs, found, more) if received.is_cuda else _on_host(legs, found, more)
+
+
+def _compare(call: Call, found: GroupCommunicator) -> None:
+    """At a kind's first use, with all ranks of the group: a mismatch in one leg would be seen by
+    the ranks of that leg alone."""
+    config = call.config
+    fields = call.plain_fields() | {
+        "plan": f"hierarchy {description(config.hierarchy)}, chunk {config.chunk_size}, window "
+        f"{config.window}, {config.algorithm}",
+        "codecs": " -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())),
+        "checks": f"checksum {config.checksum}, non-finite {config.non_finite}, feedback "
+        f"{config.error_feedback} {config.residual_type} {config.residual_decay}",
+    }
+    kind = tuple(fields.values())
+    if call.input.is_cuda:
+        _check_on_device(call, known=found.has_agreed(kind))
+    found.agree_once(kind, lambda: fields)
+
+
+def _check_on_device(call: Call, known: bool) -> None:
+    """Refuses what the leg between hosts would, before one inside has moved anything."""
+    if call.config.feedback and call.memory is not None:
+        raise UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'")
+    if known:
+        return
+    if is_capturing(call.input):
+        raise UnsupportedError(
+            "a collective in a CUDA graph must have run once before the capture, with the same "
+            "shapes and settings"
+        )
+    for codec in call.config.codecs or ():
+        _core.codec_on_cuda(codec)  # which refuses one without CUDA code
+
+
+class _Legs:
+    """What one rank does in a collective. Tensors are flat, and complex ones pairs of real."""
+
+    def __init__(
+        self, call: Call, hierarchy: Hierarchy, plan: Plan, sent: torch.Tensor, result: torch.Tensor
+    ):
+        self.hierarchy, self.result = hierarchy, real(result).view(-1)
+        buffers = {IN: real(sent).view(-1), OUT: self.result}
+        for name, count in plan.buffers.items():
+            buffers[name] = self.result.new_empty(count)
+        self.tensors = list(buffers.values())
+        if plan.sort_input:
+            _sort(buffers[IN], plan.sort_input, buffers[SORTED])
+        self._sorted, self._order = buffers.get(SORTED), plan.sort_output
+        self.begins: list[Leg | None] = [None] * len(STAGES)
+        for leg in plan.legs:
+            source, target = (
+                buffers[span.buffer][span.begin : span.end] for span in (leg.source, leg.target)
+            )
+            self.begins[leg.stage] = self._begin(call, leg, source, target)
+
+    def _begin(self, call: Call, leg: LegPlan, source: torch.Tensor, target: torch.Tensor) -> Leg:
+        config, across = call.config, leg.stage == ACROSS
+        more: dict[str, Any] = {}
+        if leg.kept and config.remembers and call.memory is not None:
+            memory = call.memory.cut(call.label, call.input.numel(), leg.kept)
+            more = memory.arguments(call.group, call.label, source.numel(), config.feedback)
+        begin = functools.partial(
+            call.poster(), self.hierarchy.cores[leg.stage], leg.collective, source, target,
+            codecs=config.codecs if across else _PLAIN, counts=leg.counts, root=leg.root,
+            leg=LEGS[leg.stage],
+            # All ranks must hear of it: those of other lanes do where shards meet.
+            raise_non_finite=config.non_finite == "raise" and leg.stage != GATHER, **more,
+        )  # fmt: skip
+        weight = self.hierarchy.hosts.weight
+        averages = call.op == dist.ReduceOp.AVG and leg.collective == "all_reduce"
+        if not averages or weight == 1.0:
+            return begin
+
+        def weighted(**more: Any) -> Any:
+            with torch.inference_mode(source.is_inference()):
+                source.mul_(weight)  # of a mean of hosts with unequal numbers of ranks
+            return begin(**more)
+
+        return weighted
+
+    def end(self) -> None:
+        """Once all legs are done."""
+        if self._order and self._sorted is not None:
+            _sort(self._sorted, self._order, self.result)
+
+
+def _sort(parts: torch.Tensor, order: list[int], target: torch.Tensor) -> None:
+    pieces = parts.view(len(order), -1).unbind()
+    with torch.inference_mode(target.is_inference()):
+        torch.cat([pieces[place] for place in order], out=target)
+
+
+def _fill_nan(tensor: torch.Tensor) -> None:
+    with torch.inference_mode(tensor.is_inference()):
+        real(tensor).fill_(float("nan"))
+
+
+def _on_host(legs: _Legs, found: GroupCommunicator, more: Any) -> Chain:
+    on_done = more.pop("on_done", None)
+
+    def end(error: Exception | None) -> Exception | None:
+        if error is None or isinstance(error, NonFiniteError):
+            try:
+                legs.end()
+            except RuntimeError as failure:
+                error = failure
+        if error is not None and not isinstance(error, NonFiniteError):
+            found.give_up(error)
+            _fill_nan(legs.result)
+        if on_done is not None:
+            on_done(error)
+        return error
+
+    chain = Chain(legs.hierarchy.lines, legs.begins, end)
+    legs.hierarchy.lines.add(chain)
+    return chain
+
+
+class _Flow:
+    """A collective's legs on a GPU, all submitted: what the core's work is to a flat one."""
+
+    def __init__(self, works: list[Any], stream: int):
+        self._works, self.stream = works, stream
+
+    def wait(self, timeout: float | None = None) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        for work in self._works:
+            try:
+                if not work.wait(None if until is None else max(0.0, until - time.monotonic())):
+                    return False
+            except NonFiniteError as error:
+                raise of_no_rank(error) from None
+        return True
+
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)
+
+    def error(self) -> Exception | None:
+        found = next(filter(None, (work.error() for work in self._works)), None)
+        return of_no_rank(found) if isinstance(found, NonFiniteError) else found
+
+    def precede(self, device: int, stream: int) -> None:
+        for work in self._works:
+            work.precede(device, stream)
+
+
+def _on_streams(legs: _Legs, found: GroupCommunicator, more: Any) -> _Flow:
+    """Submits all legs at once: a stream orders them, and the host waits for none."""
+    device, capturing = legs.result.device, is_capturing(legs.result)
+    current = torch.cuda.current_stream(device)
+    side = current if capturing else found.streams[legs.hierarchy.next_side()]
+    if not capturing:
+        side.wait_stream(current)
+        for tensor in legs.tensors:
+            for stream in found.streams.values():
+                tensor.record_stream(stream)
+    give_up = found.give_up
+
+    def on_done(error: Exception | None) -> None:
+        if error is not None and not isinstance(error, NonFiniteError):
+            give_up(error)
+
+    works: list[Any] = []
+    with torch.cuda.stream(side):
+        try:
+            for leg in filter(None, legs.begins):
+                works.append(leg(**more | {"stream": side.cuda_stream, "on_done": on_done}))
+                works[-1].precede(device.index, side.cuda_stream)
+        except Error as error:
+            if not capturing:
+                give_up(error)
+            _fill_nan(legs.result)
+            current.wait_stream(side)
+            raise
+        legs.end()
+    return _Flow(works, side.cuda_stream)
