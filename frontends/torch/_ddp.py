@@ -14,14 +14,15 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 
 from .. import _core
+from .._bucket_plan import Decision, Plan
 from .._config import Config, current_config
+from .._spikes import Spikes
 from .._ways import Ways
 from ..errors import ClosedError, ConfigError
-from ._buckets import Decision, Names, Plan, agree_on, make_plan
+from ._buckets import Names, plan_of
 from ._call import Call
 from ._groups import communicator, resolve
 from ._parts import Parts
-from ._spikes import Spikes
 from ._state import Memory, StateStore, keep_for
 from ._work import Work
 
@@ -86,9 +87,8 @@ class CompressionState:
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
         self._step, self._next = self._next, self._next + 1
-        if self._spikes.found(self._step, self.settings()):
+        if self._spikes.found(self._parts.begin(), self._step, self.settings()):
             self.store.reset()
-        self._parts.clear()
         works = self._works = []  # of this backward: one that ended early leaves nothing behind
         queue = Variable._execution_engine.queue_callback
         try:
@@ -115,7 +115,7 @@ class CompressionState:
             future = self._parts.send(self, plan, buffer)
         if bucket.is_last():
             self._parts.send_small(self)
-        return self._spikes.watch(future) if config.spike_factor else future
+        return self._parts.look_at(future) if config.spike_factor else future
 
     def _plan(
         self, bucket: dist.GradBucket, buffer: torch.Tensor, ways: Ways, group: dist.ProcessGroup
@@ -128,9 +128,11 @@ class CompressionState:
         plan = self._plans.get(place)
         if plan is None or plan.key != key:
             self.names.check(ways)
-            plan = make_plan(self.names, bucket, ways, step, after_spike=after)
+            plan = plan_of(self.names, bucket, ways, step, after_spike=after)
             plan.key = key
-            agree_on(plan, buffer, group, step)
+            dtype = str(buffer.dtype).removeprefix("torch.")
+            found = communicator(group, buffer.device, self.settings())
+            found.agree(plan.fields(dtype, step))
             for other, old in list(self._plans.items()):  # from before buckets were rebuilt
                 if not {*parameters}.isdisjoint(old.key[-1]):
                     del self._plans[other]

@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from .._bucket_plan import way_name
 from .._config import Config, current_config
 from .._show import aligned
 from ..errors import ConfigError
-from ._buckets import Names, way_name
+from ._buckets import Names
 
 
 def explain(

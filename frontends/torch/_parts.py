@@ -6,12 +6,14 @@ buckets go together behind the last: DDP needs no result before that.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
-from ._buckets import Plan, label_of, layout_of
+from .._bucket_plan import Plan, label_of, layout_of
+from ._tensors import real
 from ._work import is_capturing
 
 if TYPE_CHECKING:
@@ -47,12 +49,26 @@ class Parts:
 
     def __init__(self) -> None:
         self._waiting: list[_Bucket] = []
+        self._largest: list[torch.Tensor] = []
         self._plans: list[Plan] = []  # that `_together` is of
         self._together: dict[Kind, _Together] = {}
 
-    def clear(self) -> None:
-        """At the begin of a backward: one that ended early leaves nothing behind."""
+    def begin(self) -> list[float]:
+        """At a backward: one that ended early leaves nothing behind. The largest values of the last
+        one's buckets that were looked at."""
         self._waiting.clear()
+        values, self._largest = self._largest, []
+        return [float(value) for value in values]
+
+    def look_at(self, future: Future) -> Future:
+        """The same bucket, once it is known how large its values are."""
+
+        def look(done: Future) -> torch.Tensor:
+            bucket = done.value()
+            self._largest.append(torch.linalg.vector_norm(real(bucket), math.inf))
+            return bucket
+
+        return future.then(look)
 
     def send(self, state: CompressionState, plan: Plan, buffer: torch.Tensor) -> Future:
         """Sends the stretches of a bucket. The future is done when all of it is back."""
@@ -116,7 +132,7 @@ class Parts:
             self._together[kind] = _Together(
                 bucket.plan.configs[i],
                 "small parameters" + label_of(decisions),
-                layout_of(pieces, bucket.buffer),
+                layout_of(pieces, 2 if bucket.buffer.is_complex() else 1),
             )
 
 

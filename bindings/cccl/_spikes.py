@@ -1,4 +1,4 @@
-"""Steps whose gradients are suddenly huge or not finite, seen alike by all ranks."""
+"""Steps whose gradients are suddenly huge or not finite. Knows no framework."""
 
 from __future__ import annotations
 
@@ -6,41 +6,26 @@ import logging
 import math
 import statistics
 from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-import torch
-
-from .._config import Config
-from ._tensors import real
+if TYPE_CHECKING:
+    from ._config import Config
 
 _log = logging.getLogger("cccl")
 _FEWEST, _MOST = 8, 64  # steps that tell what is usual
 
 
 class Spikes:
-    """Looks at the largest mean gradient of each step. A maximum is the same in whatever order a
+    """Goes by the largest mean gradient of each step. A maximum is the same in whatever order a
     processor takes it, and all ranks hold the same means: so they decide alike."""
 
     def __init__(self) -> None:
-        self._largest: list[torch.Tensor] = []  # of the buckets of the step under way
         self._usual: deque[float] = deque(maxlen=_MOST)
         self._until = 0
 
-    def watch(
-        self, future: torch.futures.Future[torch.Tensor]
-    ) -> torch.futures.Future[torch.Tensor]:
-        """The same bucket, once it was looked at."""
-
-        def look(done: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
-            bucket = done.value()
-            self._largest.append(torch.linalg.vector_norm(real(bucket), math.inf))
-            return bucket
-
-        return future.then(look)
-
-    def found(self, step: int, config: Config) -> bool:
-        """Before a step: whether the one before had a spike."""
-        values = [float(value) for value in self._largest]
-        self._largest.clear()
+    def found(self, values: Sequence[float], step: int, config: Config) -> bool:
+        """Before a step: whether the one before, whose buckets had these largest, had a spike."""
         if not values or config.spike_factor is None:
             return False
         largest = max(values) if all(map(math.isfinite, values)) else math.inf

@@ -1,0 +1,129 @@
+"""What becomes of a bucket's parameters under rules: in which parts they go. Knows no framework."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from . import _core
+from ._pieces import cut
+from ._ways import Ways, bits_per_value
+
+if TYPE_CHECKING:
+    from ._config import Config
+
+
+class Decision(NamedTuple):
+    """How a parameter goes: `rule` is its number in `rules`, None where none is of it."""
+
+    name: str
+    shape: tuple[int, ...]
+    rule: int | None
+    way: str
+    bucket: int
+
+
+class Values(NamedTuple):
+    """Of a bucket: the core's number of their dtype, bytes of each, and how many that one is."""
+
+    dtype: int
+    bytes: int
+    reals: int
+
+
+class Part(NamedTuple):
+    """What goes as one tensor: a stretch of the bucket, from one value to another."""
+
+    config: Config
+    label: str
+    begin: int
+    end: int
+    apart: tuple[int, ...]  # parameters in it that go as zeros
+    layout: Any  # names and values, for what ranks keep
+
+
+@dataclasses.dataclass(eq=False)
+class Plan:
+    """Of a bucket, as long as it holds the same parameters and no step changes their ways."""
+
+    parts: list[Part]
+    counts: list[int]
+    configs: list[Config]
+    decisions: list[Decision]
+    small: list[int]  # parameters that go with those of other buckets
+    key: Any = None  # what it holds for
+
+    def fields(self, dtype: str, step: int) -> dict[str, str]:
+        """What ranks compare before it is used."""
+        ways: dict[str, int] = {}
+        for decision in self.decisions:
+            ways[decision.way] = ways.get(decision.way, 0) + 1
+        specs = [[codec.spec for codec in config.codecs or ()] for config in self.configs]
+        stretches = [(part.begin, part.end, part.apart) for part in self.parts]
+        chosen = ", ".join(f"{decision.name}: {decision.way}" for decision in self.decisions)
+        return {
+            "collective": "all_reduce",
+            "dtype": dtype,
+            "count": str(sum(self.counts)),
+            "op": "avg",
+            "root": "0",
+            "plan": f"rules, step {step}",
+            "codecs": ", ".join(f"{way} x {count}" for way, count in ways.items()),
+            "checks": f"{chosen}; {specs} {stretches}",
+        }
+
+
+def make_plan(
+    parameters: Sequence[tuple[str, tuple[int, ...], int | None]],
+    ways: Ways,
+    step: int,
+    values: Values,
+    *,
+    bucket: int,
+    after_spike: bool,
+) -> Plan:
+    """Cuts a bucket, alike on all ranks. `parameters`: of each, name, shape and number of
+    its rule."""
+    counts = [math.prod(shape) for _, shape, _ in parameters]
+    configs = [ways.after_spikes if after_spike else ways.at(step, r) for _, _, r in parameters]
+    decisions = [
+        Decision(*parameter, way_name(config), bucket)
+        for parameter, config in zip(parameters, configs, strict=True)
+    ]
+    bits = {id(config): bits_per_value(config, values.dtype, values.bytes) for config in configs}
+    stretches, small = cut(counts, [id(config) for config in configs], bits)
+    parts = []
+    for stretch in stretches:
+        inside = range(stretch.first, stretch.last)
+        own = [i for i in inside if i not in stretch.apart]
+        label = f"bucket {bucket}" + (", after a spike" if after_spike else "")
+        begin = sum(counts[: stretch.first])
+        pieces = [
+            (decisions[i].name + (" (apart)" if i in stretch.apart else ""), counts[i])
+            for i in inside
+        ]
+        parts.append(Part(
+            configs[own[0]], label + label_of(decisions[i] for i in own), begin,
+            begin + sum(counts[i] for i in inside), stretch.apart, layout_of(pieces, values.reals),
+        ))  # fmt: skip
+    return Plan(parts, counts, configs, decisions, small)
+
+
+def label_of(decisions: Iterable[Decision]) -> str:
+    """Of a label: the rules that it is of, or none if some have none."""
+    rules = {decision.rule for decision in decisions}
+    known = sorted(rule for rule in rules if rule is not None)
+    return "".join(f", rules[{rule}]" for rule in known) if len(known) == len(rules) else ""
+
+
+def layout_of(pieces: Iterable[tuple[str, int]], reals: int) -> Any:
+    """What the core keeps residuals by; `reals`: values of the core in each value."""
+    return _core.Layout([(name, reals * count) for name, count in pieces])
+
+
+def way_name(config: Config) -> str:
+    """Short, for people."""
+    first, second = config.compression_type, config.result_type
+    return first if second in (None, first) else f"{first} -> {second}"
