@@ -24,13 +24,11 @@ Row = dict[str, Any]
 BITS = {"block_float8": "8 bits", "block_float4": "4 bits", "cast_bf16": "bf16"}
 RATES = {"1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "20gbit": "20 Gbit/s", "none": "no limit"}
 COLOURS = {"block_float8": "#4c78a8", "block_float4": "#e45756", "auto": "#54a24b"}
-NAMES = {
+NAMES = BITS | {
     "none": "no communication",
     "fp32": "float32",
     "bf16": "bf16 hook",
     "powersgd": "PowerSGD, rank 4",
-    "block_float8": "8 bits",
-    "block_float4": "4 bits",
 }
 
 
@@ -145,7 +143,7 @@ def draw(rows: Sequence[Row], to: Path) -> None:
                 if line:
                     panel.plot(*zip(*line, strict=True), color=colour, marker=".",
                                label=BITS.get(codec, codec))  # fmt: skip
-            panel.set(xscale="log", title=f"{count} hosts, {RATES[rate]}")
+            panel.set_title(f"{count} hosts, {RATES[rate]}")
             panel.set_xscale("log", base=2)
     for panel in axes[-1]:
         panel.set_xlabel("bytes")

@@ -8,6 +8,7 @@ import os
 import pickle
 import signal
 import socket
+import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -29,6 +30,21 @@ class RankFailed(AssertionError):
 
 class Died(Exception):
     """A rank's process ended."""
+
+
+def die(seconds: float = 0.0) -> None:
+    """As the out-of-memory killer would have it: now, or later, in the middle of whatever runs."""
+    if seconds:
+        threading.Timer(seconds, die).start()
+    else:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stay_away(seconds: float, kill: bool) -> None:
+    """Does not come to what the other ranks do, or dies before it."""
+    if kill:
+        die()
+    time.sleep(seconds)
 
 
 def free_port() -> int:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ._rules import COLLECTIVES, PLAIN, SCHEDULE, is_codec, is_int, is_schedule, schedule_of
+from ._rules import COLLECTIVES, PLAIN, SCHEDULE, is_codec, is_int, is_schedule, to_tuples
 from .errors import ConfigError
 
 REGEX = "re:"  # begins a pattern that is a regular expression
@@ -99,7 +99,7 @@ class Rule:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", _patterns(self.name))
-        object.__setattr__(self, "schedule", schedule_of(self.schedule))
+        object.__setattr__(self, "schedule", to_tuples(self.schedule))
         for key, (allowed, accepts) in _CHECKS.items():
             if not accepts(value := getattr(self, key)):
                 raise ConfigError(f"{key} = {value!r}; allowed: {allowed}")

@@ -11,7 +11,17 @@ from typing import Any
 
 from . import _core
 from ._by_parameter import Rule, Way, rules_of
-from ._rules import AUTO, COLLECTIVES, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes
+from ._rules import (
+    AUTO,
+    COLLECTIVES,
+    CONVERT,
+    OF_WEIGHTS,
+    OFF,
+    PLAIN,
+    RULES,
+    parse_bytes,
+    to_tuples,
+)
 from ._sources import environment, nearest, read_toml
 from ._ways import Ways, ways_of, with_rule
 from .errors import ConfigError
@@ -375,7 +385,7 @@ def loaded(config: Any) -> Config:
     """`Config.load` for settings of one call: a dict like an earlier one is read only once."""
     if not isinstance(config, dict):
         return Config.load(config)
-    values = {k: CONVERT["hierarchy"](v) if isinstance(v, list) else v for k, v in config.items()}
+    values = {k: to_tuples(v) if isinstance(v, list) else v for k, v in config.items()}
     try:
         return _load_items(tuple((k, type(v), v) for k, v in values.items()))
     except TypeError:  # a value that cannot be hashed, which `load` may refuse

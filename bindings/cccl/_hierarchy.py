@@ -8,6 +8,7 @@ import hashlib
 import os
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -326,17 +327,29 @@ def of_no_rank(error: NonFiniteError) -> NonFiniteError:
     return NonFiniteError(str(error).partition(", first from")[0])
 
 
-class Failed:
-    """A collective that did not begin."""
+class Flow:
+    """A collective's legs on a GPU, all submitted: what the core's work is to a flat one."""
 
-    def __init__(self, failure: Exception):
-        self.failure = failure
+    def __init__(self, works: list[Any], stream: int):
+        self._works, self.stream = works, stream
 
     def wait(self, timeout: float | None = None) -> bool:
-        raise self.failure
-
-    def done(self) -> bool:
+        until = None if timeout is None else time.monotonic() + timeout
+        for work in self._works:
+            try:
+                if not work.wait(None if until is None else max(0.0, until - time.monotonic())):
+                    return False
+            except NonFiniteError as error:
+                raise of_no_rank(error) from None
         return True
 
+    def done(self) -> bool:
+        return all(work.done() for work in self._works)
+
     def error(self) -> Exception | None:
-        return self.failure
+        found = next(filter(None, (work.error() for work in self._works)), None)
+        return of_no_rank(found) if isinstance(found, NonFiniteError) else found
+
+    def precede(self, device: int, stream: int) -> None:
+        for work in self._works:
+            work.precede(device, stream)

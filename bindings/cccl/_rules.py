@@ -55,13 +55,6 @@ def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
-def schedule_of(value: Any) -> Any:
-    """Lists of lists as tuples of tuples."""
-    if not isinstance(value, list | tuple):
-        return value
-    return tuple(tuple(entry) if isinstance(entry, list) else entry for entry in value)
-
-
 def is_schedule(value: Any) -> bool:
     """Whether it is what `schedule` may be."""
     if not isinstance(value, tuple):
@@ -150,7 +143,8 @@ def _to_float(value: Any) -> Any:
     return float(value) if is_number else value
 
 
-def _to_hosts(value: Any) -> Any:
+def to_tuples(value: Any) -> Any:
+    """Lists, and those within them, as tuples, which can be hashed."""
     return tuple(map(_to_tuple, value)) if isinstance(value, list | tuple) else value
 
 
@@ -163,12 +157,12 @@ def _to_tuple(value: Any) -> Any:
 CONVERT: dict[str, Callable[[Any], Any]] = {
     "auto_codecs": _to_tuple,
     "collective_filter": _to_tuple,
-    "hierarchy": _to_hosts,
+    "hierarchy": to_tuples,
     "sparsity_threshold": _to_float,
     "top_k": _to_float,
     "threshold": _to_float,
     "residual_decay": _to_float,
     "spike_factor": _to_float,
-    "schedule": schedule_of,
+    "schedule": to_tuples,
     "deadline": _to_float,
 }

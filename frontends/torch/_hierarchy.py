@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,14 +19,13 @@ from .._hierarchy import (
     SORTED,
     STAGES,
     Chain,
-    Failed,
+    Flow,
     Leg,
     LegPlan,
     Lines,
     Plan,
     description,
     hosts_of,
-    of_no_rank,
     packed_place,
     place_of,
 )
@@ -35,7 +33,7 @@ from ..errors import ConfigError, Error, MismatchError, NonFiniteError, Unsuppor
 from ._groups import GroupCommunicator
 from ._nccl import store_channel
 from ._tensors import real
-from ._work import is_capturing
+from ._work import Ended, is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call
@@ -99,7 +97,7 @@ def route(
             raise
         if "on_done" in more:
             more["on_done"](error)
-        return Failed(error)
+        return Ended(error)
     return _on_streams(legs, found, more) if received.is_cuda else _on_host(legs, found, more)
 
 
@@ -219,35 +217,7 @@ def _on_host(legs: _Legs, found: GroupCommunicator, more: Any) -> Chain:
     return chain
 
 
-class _Flow:
-    """A collective's legs on a GPU, all submitted: what the core's work is to a flat one."""
-
-    def __init__(self, works: list[Any], stream: int):
-        self._works, self.stream = works, stream
-
-    def wait(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        for work in self._works:
-            try:
-                if not work.wait(None if until is None else max(0.0, until - time.monotonic())):
-                    return False
-            except NonFiniteError as error:
-                raise of_no_rank(error) from None
-        return True
-
-    def done(self) -> bool:
-        return all(work.done() for work in self._works)
-
-    def error(self) -> Exception | None:
-        found = next(filter(None, (work.error() for work in self._works)), None)
-        return of_no_rank(found) if isinstance(found, NonFiniteError) else found
-
-    def precede(self, device: int, stream: int) -> None:
-        for work in self._works:
-            work.precede(device, stream)
-
-
-def _on_streams(legs: _Legs, found: GroupCommunicator, more: Any) -> _Flow:
+def _on_streams(legs: _Legs, found: GroupCommunicator, more: Any) -> Flow:
     """Submits all legs at once: a stream orders them, and the host waits for none."""
     device, capturing = legs.result.device, is_capturing(legs.result)
     current = torch.cuda.current_stream(device)
@@ -276,4 +246,4 @@ def _on_streams(legs: _Legs, found: GroupCommunicator, more: Any) -> _Flow:
             current.wait_stream(side)
             raise
         legs.end()
-    return _Flow(works, side.cuda_stream)
+    return Flow(works, side.cuda_stream)

@@ -11,17 +11,22 @@ import torch
 from ..errors import DeadlineError
 
 
-class _Finished:
-    """Stands in for the core's work where there was nothing to do."""
+class Ended:
+    """Stands in for the core's work where there was nothing to do, or it did not begin."""
 
-    def wait(self, timeout: float | None) -> bool:
+    def __init__(self, failure: Exception | None = None) -> None:
+        self._failure = failure
+
+    def wait(self, timeout: float | None = None) -> bool:
+        if self._failure is not None:
+            raise self._failure
         return True
 
     def done(self) -> bool:
         return True
 
-    def error(self) -> None:
-        return None
+    def error(self) -> Exception | None:
+        return self._failure
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:
@@ -62,7 +67,7 @@ class Work:
     def finished(cls, result: torch.Tensor) -> Work:
         """Of a collective that had nothing to do."""
         work = cls(result)
-        work._core = _Finished()
+        work._core = Ended()
         work._future.set_result(result)
         return work
 

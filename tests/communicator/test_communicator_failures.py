@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
@@ -13,7 +12,7 @@ import time
 import numpy as np
 import pytest
 from meet import communicator, settings
-from ranks import Died, free_port
+from ranks import Died, die, free_port
 
 import cccl
 import cccl.cupy
@@ -25,10 +24,8 @@ BIG = 4_000_000  # values: a collective of them takes a while
 def _killed(where, victim, when):
     comm = communicator(where)
     comm.all_reduce(np.ones(10))
-    if comm.rank == victim and when == "before":
-        os.kill(os.getpid(), signal.SIGKILL)
     if comm.rank == victim:
-        threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+        die(0.0 if when == "before" else 0.05)
     out, begun = np.zeros(BIG, np.float32), time.monotonic()
     with pytest.raises(cccl.TransportError) as caught:
         for _ in range(1000):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import signal
 import time
 
 import numpy as np
 import pytest
 from meet import assert_equal, communicator, digest, settings, values
-from ranks import Died
+from ranks import Died, die
 
 import cccl
 from cccl import _core
@@ -318,7 +317,7 @@ def _killed(folder):
     comm.all_reduce(cupy.ones(10))
     cupy.cuda.Device().synchronize()
     if comm.rank == 1:
-        os.kill(os.getpid(), signal.SIGKILL)
+        die()
     begun, array = time.monotonic(), cupy.ones(1 << 20, cupy.float32)
     with pytest.raises(cccl.Error) as caught:
         for _ in range(1000):

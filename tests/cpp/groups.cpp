@@ -9,6 +9,7 @@
 #include <tuple>
 
 #include "api/error.h"
+#include "transports/loopback/abort.h"
 
 namespace cccl::testing {
 namespace {
@@ -23,7 +24,7 @@ class Hub {
 
   void post(int rank, Kind kind, std::uint64_t number, std::span<Transfer> transfers) {
     const std::lock_guard lock(mutex_);
-    check(rank);
+    abort_.check(rank);
     for (auto& transfer : transfers) {
       if (transfer.peer < 0 || transfer.peer >= size_ || transfer.peer == rank)
         throw TransportError("no such peer: " + std::to_string(transfer.peer));
@@ -48,24 +49,21 @@ class Hub {
 
   void wait(int rank, Request request, Seconds deadline) {
     std::unique_lock lock(mutex_);
-    const auto settled = [&] { return !pending_.contains(request) || aborted_by_ >= 0; };
+    const auto settled = [&] { return !pending_.contains(request) || abort_; };
     if (!changed_.wait_for(lock, deadline, settled))
       throw DeadlineError("rank " + std::to_string(rank) + " waited for rank " +
                           std::to_string(pending_.at(request)));
-    if (pending_.contains(request)) check(rank);
+    if (pending_.contains(request)) abort_.check(rank);
   }
 
   void check_from(int rank) {
     const std::lock_guard lock(mutex_);
-    check(rank);
+    abort_.check(rank);
   }
 
   void abort(int rank, const std::string& reason) {
     const std::lock_guard lock(mutex_);
-    if (aborted_by_ < 0) {
-      aborted_by_ = rank;
-      reason_ = reason;
-    }
+    abort_.note(rank, reason);
     changed_.notify_all();
   }
 
@@ -98,12 +96,6 @@ class Hub {
     }
   }
 
-  void check(int rank) const {
-    if (aborted_by_ == rank) throw ClosedError("this rank aborted: " + reason_);
-    if (aborted_by_ >= 0)
-      throw PeerAbortedError("rank " + std::to_string(aborted_by_) + " aborted: " + reason_);
-  }
-
   const int size_;
   const bool buffered_;
   std::mutex mutex_;
@@ -112,8 +104,7 @@ class Hub {
   std::map<Request, int> pending_;  // to the peer waited for
   std::deque<std::vector<std::byte>> copies_;
   Request last_ = 0;
-  int aborted_by_ = -1;
-  std::string reason_;
+  Abort abort_;
 };
 
 class Groups final : public Transport {

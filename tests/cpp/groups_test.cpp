@@ -336,6 +336,20 @@ struct Payload {
   std::vector<std::byte> bytes;
 };
 
+// Rank 0 of two has sent a payload; what it waits for, the test decides.
+struct OneSent {
+  std::vector<std::shared_ptr<Transport>> ranks = make_groups(2);
+  std::shared_ptr<const Platform> platform = cpu_platform();
+  Payload payload{10};
+  std::vector<Transfer> sent{payload.transfer(Direction::kSend, 1)};
+  Pending queue, earlier;
+
+  void learn(Seconds deadline, std::vector<std::shared_ptr<Event>> before = {}) {
+    learn_sizes(sent, std::vector<std::size_t>{0},
+                {*ranks[0], *platform, queue, deadline, std::move(before)});
+  }
+};
+
 TEST(Sizes, AreLearnedByBothEndsAndNeverBeyondTheBuffer) {
   const auto ranks = make_groups(2);
   const auto platform = cpu_platform();
@@ -359,41 +373,28 @@ TEST(Sizes, AreLearnedByBothEndsAndNeverBeyondTheBuffer) {
 }
 
 TEST(Sizes, MeetTheDeadlineWhichCountsFromWhenEarlierWorkIsDone) {
-  const auto ranks = make_groups(2);
-  const auto platform = cpu_platform();
-  Payload payload(10);
-  std::vector<Transfer> sent{payload.transfer(Direction::kSend, 1)};
-  const std::vector<std::size_t> open{0};
-  Pending queue, earlier;
-  EXPECT_THROW(learn_sizes(sent, open, {*ranks[0], *platform, queue, Seconds{0.05}, {}}),
-               DeadlineError);
+  OneSent one;
+  EXPECT_THROW(one.learn(Seconds{0.05}), DeadlineError);
   const auto begun = std::chrono::steady_clock::now();
   std::thread worker([&] {
     std::this_thread::sleep_for(200ms);
-    *queue.done = true;
-    *earlier.done = true;
+    *one.queue.done = true;
+    *one.earlier.done = true;
   });
-  learn_sizes(sent, open, {*ranks[0], *platform, queue, Seconds{0.05}, {earlier.record()}});
+  one.learn(Seconds{0.05}, {one.earlier.record()});
   worker.join();
   EXPECT_GE(std::chrono::steady_clock::now() - begun, 200ms);
 }
 
 TEST(Sizes, AreGivenUpWhereARankIsLostMeanwhile) {
-  const auto ranks = make_groups(2);
-  const auto platform = cpu_platform();
-  Payload payload(10);
-  std::vector<Transfer> sent{payload.transfer(Direction::kSend, 1)};
-  const std::vector<std::size_t> open{0};
-  Pending queue, earlier;
+  OneSent one;
   std::thread peer([&] {
     std::this_thread::sleep_for(50ms);
-    ranks[1]->abort("enough");
+    one.ranks[1]->abort("enough");
   });
   for (const bool waits_for_earlier : {true, false}) {
-    *earlier.done = !waits_for_earlier;
-    EXPECT_THROW(
-        learn_sizes(sent, open, {*ranks[0], *platform, queue, Seconds{20}, {earlier.record()}}),
-        PeerAbortedError);
+    *one.earlier.done = !waits_for_earlier;
+    EXPECT_THROW(one.learn(Seconds{20}, {one.earlier.record()}), PeerAbortedError);
   }
   peer.join();
 }

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 import cccl
+import cccl.torch
 
 EVERYTHING = ("all_reduce", "reduce_scatter", "all_gather", "broadcast")
 KINDS = ("weights", "any bits", "one block", "nothing")  # of weights()
@@ -73,6 +74,28 @@ def check(found: torch.Tensor, exact: torch.Tensor, bound: torch.Tensor, what: s
     error = (found.double() - exact).abs()
     excess = (error - bound).max() if error.numel() else torch.tensor(0.0)
     assert excess <= 0, f"{what}: {excess:g} beyond its bound of up to {bound.max():g}"
+
+
+def check_order_of_streams(
+    exact: torch.Tensor, want: torch.Tensor, config: Any, turns: int
+) -> None:
+    """That an all_reduce of CUDA tensors sees what was written on one stream just before, and that
+    its result, `want` of equal inputs, is there for another stream just after."""
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    for turn in range(turns):
+        tensor = torch.full_like(exact, float("nan"))
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            torch.cuda._sleep(2_000_000)  # cycles
+            tensor.copy_(exact)
+            work = cccl.torch.all_reduce(tensor, config=config, async_op=True)
+        with torch.cuda.stream(other):
+            if turn % 2:
+                work.wait()
+                found = tensor.clone()
+            else:
+                found = work.get_future().wait().clone()
+            assert torch.equal(found, want), turn
 
 
 def assert_equal(per_rank: list[Any]) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import threading
 import time
 
@@ -11,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from expect import assert_equal, digest, gradient, parameters_digest
-from ranks import Died
+from ranks import Died, die
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -234,17 +233,13 @@ def _interrupted(name, happens):
     return type(caught.value), str(caught.value), seconds
 
 
-def _die():
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _dawdle():
     time.sleep(4)
 
 
 @pytest.mark.parametrize("name", ["none", "block_float8"])
 def test_a_peer_that_dies_while_measuring_is_a_typed_error(own_ranks, name):
-    survivor, dead = own_ranks(2).outcomes(_interrupted, name, _die)
+    survivor, dead = own_ranks(2).outcomes(_interrupted, name, die)
     assert isinstance(dead, Died)
     assert issubclass(survivor[0], cccl.TransportError)
     assert survivor[2] < 15

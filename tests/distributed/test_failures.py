@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import gc
 import itertools
-import os
-import signal
-import threading
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from expect import assert_equal, digest, gradient
-from ranks import Died
+from ranks import Died, die
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -123,16 +120,11 @@ def test_a_rank_that_never_calls_is_named_within_the_deadline(own_ranks):
         assert nan
 
 
-def _die_soon(seconds):
-    """As the out-of-memory killer would have it: in the middle of whatever runs then."""
-    threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGKILL)).start()
-
-
 def _until_it_fails(deadline, victim):
     config = BLOCK8 | {"deadline": deadline}
     for step in itertools.count():
         if step == 1 and dist.get_rank() == victim:
-            _die_soon(0.3)
+            die(0.3)
         tensor, begun = torch.ones(300_000), time.monotonic()
         try:
             cccl.torch.all_reduce(tensor, config=config)
@@ -153,20 +145,25 @@ def test_a_killed_peer_is_a_typed_error_on_every_survivor(own_ranks, victim):
         assert seconds < 15
 
 
-def _train_until_it_fails():
-    ddp = _ddp()
-    cccl.torch.compress(ddp, BLOCK8 | {"deadline": 30.0})
+def until_backward_fails(ddp):
+    """Rank 2 dies in the middle: the error's type, which gradients are all NaN, and seconds."""
     _backward(ddp)
     if dist.get_rank() == 2:
-        _die_soon(0.1)
+        die(0.1)
     while True:
         ddp.zero_grad(set_to_none=False)
         begun = time.monotonic()
         try:
             _backward(ddp)
         except cccl.Error as error:
-            nan = all(p.grad.isnan().all() for p in ddp.parameters())
-            return type(error), nan, time.monotonic() - begun
+            seconds = time.monotonic() - begun
+            return type(error), [bool(p.grad.isnan().all()) for p in ddp.parameters()], seconds
+
+
+def _train_until_it_fails():
+    ddp = _ddp()
+    cccl.torch.compress(ddp, BLOCK8 | {"deadline": 30.0})
+    return until_backward_fails(ddp)
 
 
 def test_a_killed_peer_raises_from_backward_and_leaves_nan_gradients(own_ranks):
@@ -174,7 +171,7 @@ def test_a_killed_peer_raises_from_backward_and_leaves_nan_gradients(own_ranks):
     assert isinstance(found.pop(2), Died)
     for kind, nan, seconds in found:
         assert issubclass(kind, cccl.TransportError)
-        assert nan
+        assert all(nan)
         assert seconds < 15
 
 

@@ -7,7 +7,7 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, digest, gradient, rows_of
+from expect import EVERYTHING, assert_equal, check_order_of_streams, digest, gradient, rows_of
 
 import cccl
 import cccl.torch
@@ -95,25 +95,11 @@ def test_performance_settings_change_no_bit(gpu_ranks):
 def _streams():
     """The input is written on one stream just before, the result is read on another just after."""
     config = settings(chunk_size="256KiB")
-    side, other = torch.cuda.Stream(), torch.cuda.Stream()
     exact = gradient(0, 1 << 20, torch.float32).cuda()
     want = exact.clone()
     cccl.torch.all_reduce(want, config=config)  # of equal inputs
     torch.cuda.synchronize()
-    for turn in range(8):
-        tensor = torch.full_like(exact, float("nan"))
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(2_000_000)  # cycles
-            tensor.copy_(exact)
-            work = cccl.torch.all_reduce(tensor, config=config, async_op=True)
-        with torch.cuda.stream(other):
-            if turn % 2:
-                work.wait()
-                found = tensor.clone()
-            else:
-                found = work.get_future().wait().clone()
-            assert torch.equal(found, want), turn
+    check_order_of_streams(exact, want, config, 8)
     kept = [torch.randn(1 << 18, device="cuda") for _ in range(4)]
     for tensor in kept:  # nobody waits, and the memory is used again
         cccl.torch.all_reduce(tensor, config=config, async_op=True)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from expect import gradient
-from ranks import Died
+from ranks import Died, stay_away
 
 import cccl
 import cccl.torch
@@ -34,10 +32,7 @@ def _left_alone(kill):
     """Rank 1 does not come to the second collective, or dies before it."""
     tensor = _first()
     if dist.get_rank() == 1:
-        if kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(DEADLINE + 6)
-        return None
+        return stay_away(DEADLINE + 6, kill)
     begun = time.monotonic()
     try:
         cccl.torch.all_reduce(tensor, config=CONFIG)

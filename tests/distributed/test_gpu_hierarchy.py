@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, digest, gradient
-from ranks import Died
+from expect import EVERYTHING, assert_equal, check_order_of_streams, digest, gradient
+from ranks import Died, stay_away
 from test_gpu_ddp import _train
 
 import cccl
@@ -68,25 +66,11 @@ def _streams(hosts):
     """Written on one stream just before, read on another just after; and nobody waits in between
     for collectives of one tensor."""
     config = settings(hosts, chunk_size="256KiB")
-    side, other = torch.cuda.Stream(), torch.cuda.Stream()
     exact = gradient(0, 1 << 20, torch.float32).cuda()
     want = exact.clone()
     cccl.torch.all_reduce(want, config=config)  # of equal inputs
     torch.cuda.synchronize()
-    for turn in range(6):
-        tensor = torch.full_like(exact, float("nan"))
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            torch.cuda._sleep(2_000_000)  # cycles
-            tensor.copy_(exact)
-            work = cccl.torch.all_reduce(tensor, config=config, async_op=True)
-        with torch.cuda.stream(other):
-            if turn % 2:
-                work.wait()
-                found = tensor.clone()
-            else:
-                found = work.get_future().wait().clone()
-            assert torch.equal(found, want), turn
+    check_order_of_streams(exact, want, config, 6)
     mine = gradient(dist.get_rank(), 1 << 19, torch.float32)
     slow, fast = mine.cuda(), mine.cuda()
     for _ in range(3):
@@ -217,9 +201,7 @@ def _left_alone(hosts, victim, kill):
     torch.cuda.synchronize()
     kinds, seconds = [], 0.0
     if dist.get_rank() == victim:
-        if kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(DEADLINE + 8)
+        stay_away(DEADLINE + 8, kill)
     else:
         tensor, begun = first.clone(), time.monotonic()
         while len(kinds) < 2 and time.monotonic() - begun < 60:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import time
 
 import pytest
 import torch
 import torch.distributed as dist
 from expect import EVERYTHING, KINDS, assert_equal, bits, digest, gradient, rows_of, weights
-from ranks import Died
+from ranks import Died, stay_away
 
 import cccl
 import cccl.torch
@@ -201,10 +199,7 @@ def _left_alone(collective, kill):
     call(parts.clone())
     torch.cuda.synchronize()
     if dist.get_rank() == 1:
-        if kill:
-            os.kill(os.getpid(), signal.SIGKILL)
-        time.sleep(DEADLINE + 6)
-        return None
+        return stay_away(DEADLINE + 6, kill)
     begun = time.monotonic()
     error = None
     try:

@@ -9,6 +9,7 @@
 #include <unordered_map>
 
 #include "api/error.h"
+#include "transports/loopback/abort.h"
 
 namespace cccl {
 namespace {
@@ -24,7 +25,7 @@ class Hub {
       throw TransportError("rank " + std::to_string(rank) + " cannot reach peer " +
                            std::to_string(transfer.peer));
     const std::lock_guard lock(mutex_);
-    check(rank);
+    abort_.check(rank);
     const bool sends = transfer.direction == Direction::kSend;
     const int from = sends ? rank : transfer.peer, to = sends ? transfer.peer : rank;
     transfer.request = ++last_;
@@ -49,20 +50,17 @@ class Hub {
 
   void wait(int rank, Request request, Seconds deadline) {
     std::unique_lock lock(mutex_);
-    const auto settled = [&] { return !pending_.contains(request) || aborted_by_ >= 0; };
+    const auto settled = [&] { return !pending_.contains(request) || abort_; };
     if (!changed_.wait_for(lock, deadline, settled))
       throw DeadlineError("rank " + std::to_string(rank) + " waited " +
                           std::to_string(deadline.count()) + " s for rank " +
                           std::to_string(pending_.at(request)));
-    if (pending_.contains(request)) check(rank);
+    if (pending_.contains(request)) abort_.check(rank);
   }
 
   void abort(int rank, const std::string& reason) {
     const std::lock_guard lock(mutex_);
-    if (aborted_by_ < 0) {
-      aborted_by_ = rank;
-      reason_ = reason;
-    }
+    abort_.note(rank, reason);
     changed_.notify_all();
   }
 
@@ -71,20 +69,13 @@ class Hub {
     std::deque<Transfer> sent, wanted;
   };
 
-  void check(int rank) const {
-    if (aborted_by_ == rank) throw ClosedError("this rank aborted: " + reason_);
-    if (aborted_by_ >= 0)
-      throw PeerAbortedError("rank " + std::to_string(aborted_by_) + " aborted: " + reason_);
-  }
-
   const int size_;
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::tuple<int, int, std::uint32_t>, Channel> channels_;
   std::unordered_map<Request, int> pending_;  // to the peer waited for
   Request last_ = 0;
-  int aborted_by_ = -1;
-  std::string reason_;
+  Abort abort_;
 };
 
 class Loopback final : public Transport {
