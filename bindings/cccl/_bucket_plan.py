@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Hashable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
 from ._pieces import cut
@@ -111,6 +111,59 @@ def make_plan(
     return Plan(parts, counts, configs, decisions, small)
 
 
+class Together(NamedTuple):
+    """What small parameters of several buckets go as."""
+
+    config: Config
+    label: str
+    layout: Any
+
+
+K = TypeVar("K", bound=Hashable)
+
+
+def joined(small: Iterable[tuple[Plan, int, K, int]]) -> dict[K, Together]:
+    """Of each kind, the small parameters of buckets in their order. `small`: of each the plan, its
+    number there, its kind (which no two configurations share) and `Values.reals`."""
+    chosen: dict[K, list[tuple[Plan, int, int]]] = {}
+    for plan, i, kind, reals in small:
+        chosen.setdefault(kind, []).append((plan, i, reals))
+    found = {}
+    for kind, members in chosen.items():
+        plan, first, reals = members[0]
+        decisions = [plan.decisions[i] for plan, i, _ in members]
+        pieces = [(plan.decisions[i].name, plan.counts[i]) for plan, i, _ in members]
+        label = "small parameters" + label_of(decisions)
+        found[kind] = Together(plan.configs[first], label, layout_of(pieces, reals))
+    return found
+
+
+class Plans:
+    """Of buckets in use, each for what it was made for."""
+
+    def __init__(self) -> None:
+        self._plans: dict[tuple[int, Any], Plan] = {}  # by bucket and its first parameter
+
+    def find(self, bucket: int, parameters: Sequence[int], key: Hashable) -> Plan | None:
+        """The one of a bucket of these parameters, if it holds for `key`."""
+        plan = self._plans.get((bucket, parameters[0]))
+        return plan if plan is not None and plan.key == (key, parameters) else None
+
+    def keep(self, bucket: int, parameters: Sequence[int], key: Hashable, plan: Plan) -> None:
+        """In place of those that had any of these parameters, as before buckets were rebuilt."""
+        plan.key = key, parameters
+        for place, old in list(self._plans.items()):
+            if not {*parameters}.isdisjoint(old.key[1]):
+                del self._plans[place]
+        self._plans[bucket, parameters[0]] = plan
+
+    @property
+    def decisions(self) -> list[Decision]:
+        """Of all their parameters."""
+        plans = [self._plans[place] for place in sorted(self._plans)]
+        return [decision for plan in plans for decision in plan.decisions]
+
+
 def label_of(decisions: Iterable[Decision]) -> str:
     """Of a label: the rules that it is of, or none if some have none."""
     rules = {decision.rule for decision in decisions}
@@ -121,6 +174,20 @@ def label_of(decisions: Iterable[Decision]) -> str:
 def layout_of(pieces: Iterable[tuple[str, int]], reals: int) -> Any:
     """What the core keeps residuals by; `reals`: values of the core in each value."""
     return _core.Layout([(name, reals * count) for name, count in pieces])
+
+
+class Layouts:
+    """Of buckets that go as one: residuals belong to parameters, however buckets are built."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[list[tuple[str, int]], Any]] = {}
+
+    def of(self, bucket: int, pieces: list[tuple[str, int]]) -> Any:
+        """By names and values of its parameters."""
+        known = self._known.get(bucket)
+        if known is None or known[0] != pieces:
+            known = self._known[bucket] = pieces, _core.Layout(pieces)
+        return known[1]
 
 
 def way_name(config: Config) -> str:

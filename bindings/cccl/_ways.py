@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from ._by_parameter import Rule, Way, first_match, way_at
+from .errors import ConfigError, UnsupportedError
 
 if TYPE_CHECKING:
     from ._config import Config
@@ -112,3 +113,34 @@ def bits_per_value(config: Config, dtype: int, bytes_per_value: int) -> float:
     if config.codecs is None:
         return 8.0 * bytes_per_value
     return sum(8 * codec.max_encoded_bytes(count, dtype) / count for codec in config.codecs) / 2
+
+
+def check_sent(config: Config, *collectives: str) -> None:
+    """Raises `ConfigError` where none of these, all that a model sends, goes compressed."""
+    sent = [config.of(name) for name in collectives if name in config.of(name).collective_filter]
+    if config.compresses and not sent:
+        raise ConfigError(
+            f"collective_filter = {list(config.collective_filter)} names nothing that this model "
+            f"sends: add {' or '.join(map(repr, collectives))}"
+        )
+
+
+def check_sharded(config: Config, *, steps: bool = True) -> None:
+    """Raises `UnsupportedError` for what has no effect on FSDP's reduce-scatters; `steps`: whether
+    they are told apart by step."""
+    ways = config.of("reduce_scatter").ways
+    if ways is None:
+        return
+    if ways.rules:
+        number, rule = ways.rules[0]
+        raise UnsupportedError(
+            f"rules[{number}] ({rule}) is of parameters, which FSDP does not hand over one by one: "
+            "use rules with a collective, or DistributedDataParallel"
+        )
+    if config.spike_factor:
+        raise UnsupportedError("spike_factor is of DistributedDataParallel models: leave it out")
+    if not steps:
+        raise UnsupportedError(
+            "start_step and schedule need steps, which FSDP1's hook does not tell apart: use "
+            "fully_shard (FSDP2) or DistributedDataParallel"
+        )

@@ -12,18 +12,19 @@ import torch.distributed as dist
 from torch.autograd import Variable
 from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.weak import WeakIdKeyDictionary
 
-from .. import _core
-from .._bucket_plan import Decision, Plan
+from .._bucket_plan import Decision, Layouts, Plan, Plans
 from .._config import Config, current_config
+from .._names import Names
 from .._spikes import Spikes
+from .._state import Memory
 from .._ways import Ways
 from ..errors import ClosedError, ConfigError
-from ._buckets import Names, plan_of
 from ._call import Call
 from ._groups import communicator, resolve
-from ._parts import Parts
-from ._state import Memory, StateStore, keep_for
+from ._parts import Parts, plan_of, reals_of
+from ._state import StateStore, keep_for
 from ._work import Work
 
 _log = logging.getLogger("cccl")
@@ -49,17 +50,18 @@ class CompressionState:
         self.config = None if config is None else Config.load(config)
         self.attached = False  # by `cccl.configure`, not by the user
         self.store = StateStore(functools.partial(_alive, self._group))  # of error feedback
-        self.names = Names()
-        self._layouts: dict[int, tuple[list[str], Any]] = {}  # of buckets
+        self.names = Names(WeakIdKeyDictionary)
+        self._layouts = Layouts()
         self._step, self._next = step, step
         self._works: list[Work] = []
         self._known: dict[Any, Call] = {}
-        self._plans: dict[tuple[int, int], Plan] = {}  # of buckets, by number and a parameter
+        self._plans = Plans()
         self._parts = Parts()
         self._spikes = Spikes()
         self._in_backward = False
         if model is not None:
-            self.names.add(model.module if isinstance(model, DistributedDataParallel) else model)
+            inner = model.module if isinstance(model, DistributedDataParallel) else model
+            self.names.add(inner.named_parameters(remove_duplicate=False))
             if ways := self.settings().of("all_reduce").ways:
                 self.names.check(ways)
 
@@ -81,8 +83,7 @@ class CompressionState:
     def decisions(self) -> list[Decision]:
         """How each parameter goes since the last step; empty where neither rules nor steps decide
         on that."""
-        plans = [self._plans[place] for place in sorted(self._plans)]
-        return [decision for plan in plans for decision in plan.decisions]
+        return self._plans.decisions
 
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
@@ -123,32 +124,21 @@ class CompressionState:
         """Of a bucket in this step. Ranks compare it when it is made."""
         step, after = self._step, self._spikes.after(self._step)
         parameters = [id(parameter) for parameter in bucket.parameters()]
-        place = bucket.index(), parameters[0]
-        key = (ways, id(group), ways.phase(step), after, buffer.dtype, buffer.device, parameters)
-        plan = self._plans.get(place)
-        if plan is None or plan.key != key:
+        key = ways, id(group), ways.phase(step), after, buffer.dtype, buffer.device
+        plan = self._plans.find(bucket.index(), parameters, key)
+        if plan is None:
             self.names.check(ways)
             plan = plan_of(self.names, bucket, ways, step, after_spike=after)
-            plan.key = key
             dtype = str(buffer.dtype).removeprefix("torch.")
             found = communicator(group, buffer.device, self.settings())
             found.agree(plan.fields(dtype, step))
-            for other, old in list(self._plans.items()):  # from before buckets were rebuilt
-                if not {*parameters}.isdisjoint(old.key[-1]):
-                    del self._plans[other]
-            self._plans[place] = plan
+            self._plans.keep(bucket.index(), parameters, key, plan)
         return plan
 
     def _layout(self, bucket: dist.GradBucket) -> Any:
-        """Of a bucket's residual: it belongs to the parameters, however buckets are built."""
-        parameters = bucket.parameters()
-        names = [self.names.of(parameter) for parameter in parameters]
-        known = self._layouts.get(bucket.index())
-        if known is None or known[0] != names:
-            counts = [p.numel() * (2 if p.is_complex() else 1) for p in parameters]
-            layout = _core.Layout(list(zip(names, counts, strict=True)))
-            known = self._layouts[bucket.index()] = names, layout
-        return known[1]
+        """Of a bucket's residual."""
+        named = [(self.names.of(p), p.numel() * reals_of(p)) for p in bucket.parameters()]
+        return self._layouts.of(bucket.index(), named)
 
     def send(
         self, tensor: torch.Tensor, label: str, config: Config, layout: Any

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch.utils.weak import WeakIdKeyDictionary
 
 from .._bucket_plan import way_name
 from .._config import Config, current_config
+from .._names import Names
 from .._show import aligned
 from ..errors import ConfigError
-from ._buckets import Names
 
 
 def explain(
@@ -34,8 +35,8 @@ def explain(
 
 def table(model: torch.nn.Module, config: Config, step: int) -> list[list[str]]:
     """Its head and rows."""
-    config, names = config.of("all_reduce"), Names()
-    names.add(model)
+    config, names = config.of("all_reduce"), Names(WeakIdKeyDictionary)
+    names.add(model.named_parameters(remove_duplicate=False))
     ways = config.ways
     if ways is not None:
         names.check(ways)

@@ -9,9 +9,11 @@ import torch
 import torch.distributed as dist
 
 from .._config import Config, current_config
-from ..errors import ConfigError, UnsupportedError
+from .._state import Memory
+from .._ways import check_sent, check_sharded
+from ..errors import ConfigError
 from ._call import send
-from ._state import Memory, StateStore, keep_for
+from ._state import StateStore, keep_for
 
 
 def compress_fsdp(
@@ -38,9 +40,10 @@ def compress_fsdp(
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     settings = None if config is None else Config.load(config)
-    _check_ways(settings or current_config(), steps=not isinstance(model, FullyShardedDataParallel))
+    steps = not isinstance(model, FullyShardedDataParallel)
+    check_sharded(settings or current_config(), steps=steps)
     if isinstance(model, FullyShardedDataParallel):
-        _check_filter(settings, "reduce_scatter", "all_reduce")
+        check_sent(settings or current_config(), "reduce_scatter", "all_reduce")
         _register_hook(model, settings)
         return
     sharded = {n: m for n, m in model.named_modules() if isinstance(m, FSDPModule)}
@@ -49,7 +52,7 @@ def compress_fsdp(
             f"compress_fsdp() takes a model sharded by fully_shard() or FullyShardedDataParallel; "
             f"no part of this {type(model).__name__} is. DistributedDataParallel: use compress()"
         )
-    _check_filter(settings, "reduce_scatter", "all_gather")
+    check_sent(settings or current_config(), "reduce_scatter", "all_gather")
     store = StateStore(lambda: None)
     for name, module in sharded.items():
         label = f"fsdp {name}" if name else "fsdp"
@@ -91,7 +94,7 @@ class ReduceScatter(_Comm):
             op = dist.ReduceOp.SUM
         config = (self.config or current_config()).of("reduce_scatter")
         if config.ways is not None:
-            _check_ways(config)
+            check_sharded(config)
             config = config.ways.at(self._step)
         self._step += 1
         return send(
@@ -121,54 +124,22 @@ def _factor(op: Any) -> Any:
     return op.__getstate__()[1]
 
 
-def _check_filter(config: Config | None, *collectives: str) -> None:
-    config = config or current_config()
-    sent = [config.of(name) for name in collectives if name in config.of(name).collective_filter]
-    if config.compresses and not sent:
-        raise ConfigError(
-            f"collective_filter = {list(config.collective_filter)} names nothing that this model "
-            f"sends: add {' or '.join(map(repr, collectives))}"
-        )
-
-
-def _check_ways(config: Config, *, steps: bool = True) -> None:
-    """Refuses what would have no effect here."""
-    ways = config.of("reduce_scatter").ways
-    if ways is None:
-        return
-    if ways.rules:
-        number, rule = ways.rules[0]
-        raise UnsupportedError(
-            f"rules[{number}] ({rule}) is of parameters, which FSDP does not hand over one by one: "
-            "use rules with a collective, or DistributedDataParallel"
-        )
-    if config.spike_factor:
-        raise UnsupportedError("spike_factor is of DistributedDataParallel models: leave it out")
-    if not steps:
-        raise UnsupportedError(
-            "start_step and schedule need steps, which FSDP1's hook does not tell apart: use "
-            "fully_shard (FSDP2) or DistributedDataParallel"
-        )
-
-
-class _HookState:
-    """Of FSDP1's communication hook."""
-
-    def __init__(self, group: dist.ProcessGroup, config: Config | None):
-        self.group, self.config = group, config
-
-
-def _hook(state: _HookState, gradient: torch.Tensor, part: torch.Tensor | None = None) -> None:
-    """Averages the gradient, or its part that this rank keeps."""
+def _hook(
+    state: tuple[dist.ProcessGroup, Config | None],
+    gradient: torch.Tensor,
+    part: torch.Tensor | None = None,
+) -> None:
+    """Of FSDP1: averages the gradient, or its part that this rank keeps."""
+    group, config = state
     if part is None:  # NO_SHARD
-        send("all_reduce", gradient, gradient, "avg", state.group, False, state.config, "fsdp")
+        send("all_reduce", gradient, gradient, "avg", group, False, config, "fsdp")
     else:
-        send("reduce_scatter", gradient, part, "avg", state.group, False, state.config, "fsdp")
+        send("reduce_scatter", gradient, part, "avg", group, False, config, "fsdp")
 
 
 def _register_hook(model: Any, config: Config | None) -> None:
     try:
-        model.register_comm_hook(_HookState(model.process_group, config), _hook)
+        model.register_comm_hook((model.process_group, config), _hook)
     except AssertionError as error:  # hybrid sharding, no root, or a hook is there
         raise ConfigError(
             f"FSDP1 takes no communication hook here: {error}. Backend 'cccl' of its process "

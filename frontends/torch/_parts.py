@@ -11,13 +11,16 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
+import torch.distributed as dist
 
-from .._bucket_plan import Plan, label_of, layout_of
+from .._bucket_plan import Plan, Together, Values, joined, make_plan
+from .._names import Names
+from .._ways import Ways
+from ._call import DTYPES_OF_TORCH
 from ._tensors import real
 from ._work import is_capturing
 
 if TYPE_CHECKING:
-    from .._config import Config
     from ._ddp import CompressionState
 
 Future: TypeAlias = "torch.futures.Future[torch.Tensor]"
@@ -36,14 +39,6 @@ class _Bucket(NamedTuple):
     stream: torch.cuda.Stream | None  # that its copies are made on
 
 
-class _Together(NamedTuple):
-    """What small parameters of one kind go as."""
-
-    config: Config
-    label: str
-    layout: Any
-
-
 class Parts:
     """Of a model's backward."""
 
@@ -51,7 +46,7 @@ class Parts:
         self._waiting: list[_Bucket] = []
         self._largest: list[torch.Tensor] = []
         self._plans: list[Plan] = []  # that `_together` is of
-        self._together: dict[Kind, _Together] = {}
+        self._together: dict[Kind, Together] = {}
 
     def begin(self) -> list[float]:
         """At a backward: one that ended early leaves nothing behind. The largest values of the last
@@ -118,22 +113,31 @@ class Parts:
 
     def _plan(self, buckets: list[_Bucket]) -> None:
         self._plans = [bucket.plan for bucket in buckets]
-        chosen: dict[Kind, list[tuple[_Bucket, int]]] = {}
-        for bucket in buckets:
-            for i in bucket.plan.small:
-                kind = _kind(bucket.plan, i, bucket.buffer)
-                chosen.setdefault(kind, []).append((bucket, i))
-        self._together = {}
-        for kind, members in chosen.items():
-            decisions = [bucket.plan.decisions[i] for bucket, i in members]
-            pieces = [(bucket.plan.decisions[i].name, bucket.plan.counts[i])
-                      for bucket, i in members]  # fmt: skip
-            bucket, i = members[0]
-            self._together[kind] = _Together(
-                bucket.plan.configs[i],
-                "small parameters" + label_of(decisions),
-                layout_of(pieces, 2 if bucket.buffer.is_complex() else 1),
-            )
+        self._together = joined(
+            (bucket.plan, i, _kind(bucket.plan, i, bucket.buffer), reals_of(bucket.buffer))
+            for bucket in buckets
+            for i in bucket.plan.small
+        )
+
+
+def plan_of(
+    names: Names, bucket: dist.GradBucket, ways: Ways, step: int, *, after_spike: bool
+) -> Plan:
+    """How a bucket goes in a step, alike on all ranks."""
+    buffer, parameters = bucket.buffer(), bucket.parameters()
+    rules = [None if after_spike else names.rule_of(parameter, ways) for parameter in parameters]
+    described = [
+        (names.of(parameter), tuple(parameter.shape), rule)
+        for parameter, rule in zip(parameters, rules, strict=True)
+    ]
+    dtype = DTYPES_OF_TORCH.get(buffer.dtype, DTYPES_OF_TORCH[torch.float32]).number
+    values = Values(dtype, buffer.element_size(), reals_of(buffer))
+    return make_plan(described, ways, step, values, bucket=bucket.index(), after_spike=after_spike)
+
+
+def reals_of(buffer: torch.Tensor) -> int:
+    """Values of the core in each of its values."""
+    return 2 if buffer.is_complex() else 1
 
 
 def _be_behind(stream: torch.cuda.Stream, tensors: dict[Kind, torch.Tensor]) -> None:
