@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
@@ -13,6 +13,8 @@ from ._ways import Ways, bits_per_value
 
 if TYPE_CHECKING:
     from ._config import Config
+    from ._names import Names
+    from ._steps import Steps
 
 
 class Decision(NamedTuple):
@@ -26,8 +28,10 @@ class Decision(NamedTuple):
 
 
 class Values(NamedTuple):
-    """Of a bucket: the core's number of their dtype, bytes of each, and how many that one is."""
+    """Of a bucket: their dtype's name and number in the core, bytes of each, and how many values of
+    the core that one is."""
 
+    name: str
     dtype: int
     bytes: int
     reals: int
@@ -53,6 +57,8 @@ class Plan:
     configs: list[Config]
     decisions: list[Decision]
     small: list[int]  # parameters that go with those of other buckets
+    free: Part | None  # the largest of what no rule is of
+    budget: str  # what chooses its codec
     key: Any = None  # what it holds for
 
     def fields(self, dtype: str, step: int) -> dict[str, str]:
@@ -71,7 +77,7 @@ class Plan:
             "root": "0",
             "plan": f"rules, step {step}",
             "codecs": ", ".join(f"{way} x {count}" for way, count in ways.items()),
-            "checks": f"{chosen}; {specs} {stretches}",
+            "checks": f"{chosen}; {specs} {stretches}{self.budget}",
         }
 
 
@@ -83,18 +89,22 @@ def make_plan(
     *,
     bucket: int,
     after_spike: bool,
+    choice: str | None = None,
 ) -> Plan:
-    """Cuts a bucket, alike on all ranks. `parameters`: of each, name, shape and number of
-    its rule."""
+    """Cuts a bucket, alike on all ranks. `parameters`: of each, name, shape and number of its rule;
+    `choice`: codec of those that no rule is of, where a budget chose one."""
     counts = [math.prod(shape) for _, shape, _ in parameters]
-    configs = [ways.after_spikes if after_spike else ways.at(step, r) for _, _, r in parameters]
+    configs = [
+        ways.after_spikes if after_spike else ways.at(step, rule, choice)
+        for _, _, rule in parameters
+    ]
     decisions = [
         Decision(*parameter, way_name(config), bucket)
         for parameter, config in zip(parameters, configs, strict=True)
     ]
     bits = {id(config): bits_per_value(config, values.dtype, values.bytes) for config in configs}
     stretches, small = cut(counts, [id(config) for config in configs], bits)
-    parts = []
+    parts, free = [], []
     for stretch in stretches:
         inside = range(stretch.first, stretch.last)
         own = [i for i in inside if i not in stretch.apart]
@@ -108,7 +118,9 @@ def make_plan(
             configs[own[0]], label + label_of(decisions[i] for i in own), begin,
             begin + sum(counts[i] for i in inside), stretch.apart, layout_of(pieces, values.reals),
         ))  # fmt: skip
-    return Plan(parts, counts, configs, decisions, small)
+        free += [parts[-1]] if any(decisions[i].rule is None for i in own) else []
+    largest = max(free, key=lambda part: part.end - part.begin, default=None)
+    return Plan(parts, counts, configs, decisions, small, largest, ways.budget)
 
 
 class Together(NamedTuple):
@@ -141,26 +153,51 @@ def joined(small: Iterable[tuple[Plan, int, K, int]]) -> dict[K, Together]:
 class Plans:
     """Of buckets in use, each for what it was made for."""
 
-    def __init__(self) -> None:
-        self._plans: dict[tuple[int, Any], Plan] = {}  # by bucket and its first parameter
+    def __init__(self, names: Names) -> None:
+        self._names = names
+        self._made: dict[Any, dict[str | None, Plan]] = {}  # of each bucket, by a budget's choice
+        self._used: dict[Any, Plan] = {}  # the last of each
 
-    def find(self, bucket: int, parameters: Sequence[int], key: Hashable) -> Plan | None:
-        """The one of a bucket of these parameters, if it holds for `key`."""
-        plan = self._plans.get((bucket, parameters[0]))
-        return plan if plan is not None and plan.key == (key, parameters) else None
+    def of(
+        self, bucket: int, parameters: Sequence[Any], values: Values, ways: Ways, steps: Steps,
+        where: Hashable, choice: str | None, agree: Callable[[dict[str, str]], None],
+    ) -> Plan:  # fmt: skip
+        """How a bucket of these parameters, which have a shape, goes in this step. `where`: what
+        else it is made for. Ranks compare with `agree` when it is made."""
+        ids = [id(parameter) for parameter in parameters]
+        place = bucket, ids[0]
+        key = ways, where, ways.phase(steps.now), steps.after_spike, values, ids
+        plan = self._made.get(place, {}).get(choice)
+        if plan is None or plan.key != key:
+            self._names.check(ways)
+            plan = self._make(bucket, parameters, values, ways, steps, choice)
+            plan.key = key
+            agree(plan.fields(values.name, steps.now))
+            for other, old in list(self._used.items()):  # from before buckets were rebuilt
+                if old.key != key and not {*ids}.isdisjoint(old.key[-1]):
+                    del self._used[other], self._made[other]
+            self._made.setdefault(place, {})[choice] = plan
+        self._used[place] = plan
+        return plan
 
-    def keep(self, bucket: int, parameters: Sequence[int], key: Hashable, plan: Plan) -> None:
-        """In place of those that had any of these parameters, as before buckets were rebuilt."""
-        plan.key = key, parameters
-        for place, old in list(self._plans.items()):
-            if not {*parameters}.isdisjoint(old.key[1]):
-                del self._plans[place]
-        self._plans[bucket, parameters[0]] = plan
+    def _make(
+        self, bucket: int, parameters: Sequence[Any], values: Values, ways: Ways, steps: Steps,
+        choice: str | None,
+    ) -> Plan:  # fmt: skip
+        names, after = self._names, steps.after_spike
+        rules = [None if after else names.rule_of(parameter, ways) for parameter in parameters]
+        described = [
+            (names.of(parameter), tuple(parameter.shape), rule)
+            for parameter, rule in zip(parameters, rules, strict=True)
+        ]
+        return make_plan(
+            described, ways, steps.now, values, bucket=bucket, after_spike=after, choice=choice
+        )
 
     @property
     def decisions(self) -> list[Decision]:
         """Of all their parameters."""
-        plans = [self._plans[place] for place in sorted(self._plans)]
+        plans = [self._used[place] for place in sorted(self._used)]
         return [decision for plan in plans for decision in plan.decisions]
 
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from . import _core
-from ._by_parameter import Rule, Way, rules_of
+from ._by_parameter import Rule, rules_of
+from ._checks import check
 from ._rules import (
     AUTO,
     COLLECTIVES,
@@ -83,6 +84,23 @@ class Config:
     schedule: tuple[Any, ...] = ()
     """From each step on, another `compression_type` of what no rule is of: a list of [step, codec]
     or [step, codec, codec of the second leg]. Of DDP and FSDP2 models."""
+
+    max_relative_error: float | None = None
+    """More than 0 and less than 1: a DDP bucket goes through the narrowest of `adaptive_codecs`
+    whose relative error (norm of the error over norm of the values) was at most this where it was
+    measured last, else as `compression_type`. None: all go as `compression_type`."""
+
+    target_bits: float | None = None
+    """In its place: codecs such that all buckets together take at most so many bits per value, with
+    the smallest error."""
+
+    adaptive_codecs: tuple[str, ...] = (
+        "block_float3", "block_float4", "block_float5", "block_float6",
+    )  # fmt: skip
+    """What these may choose beside `compression_type`, which should be wider than all of them."""
+
+    measure_every: int = 32
+    """Steps from one measurement to the next. Buckets then go as `compression_type`."""
 
     spike_factor: float | None = None
     """More than 1: after a step of a DDP model whose largest mean gradient is not finite, or so
@@ -177,53 +195,12 @@ class Config:
         named = [name for way in ways_of(self) for name in way]
         for name in (*self.auto_codecs, self.spike_type, *named):
             self.codec(name)
-        self._check_feedback()
-        if any(not rule.collective for rule in self.rules) and "all_reduce" not in (
-            *self.collective_filter, *(rule.collective for rule in self.rules)
-        ):  # fmt: skip
-            raise ConfigError(
-                f"collective_filter = {list(self.collective_filter)} beside rules of parameters, "
-                "whose gradients go in all_reduce: add 'all_reduce'"
-            )
-        if self.hierarchy != OFF and self.compression_type == AUTO:
-            raise ConfigError(
-                f"hierarchy = {self.hierarchy!r} needs a codec named as compression_type: 'auto' "
-                "measures flat collectives"
-            )
-        candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
-        if any(codec is not None and codec.predicts for codec in candidates):
-            raise ConfigError(
-                f"auto_codecs = {self.auto_codecs!r}; allowed: none that predicts (diff), as what "
-                "it goes by would be of another step"
-            )
-        kept = self.codec(self.weights_type)
-        if kept is not None and not kept.lossless:
-            raise ConfigError(
-                f"weights_type = {self.weights_type!r}; allowed: {RULES['weights_type'][0]}. To "
-                "send weights through a codec that loses bits, add 'all_gather' or 'broadcast' to "
-                "collective_filter"
-            )
+        check(self)
 
-    def _check_feedback(self) -> None:
-        """Refuses error feedback where there would be none."""
-        if self.error_feedback == "none":
-            return
-        problems = [self._feedback_problem(way) for way in ways_of(self)]
-        if all(problems):
-            raise ConfigError(f"error_feedback = {self.error_feedback!r} needs {problems[0]}")
-
-    def _feedback_problem(self, way: Way) -> str:
-        first = self.codec(way.compression_type)
-        second = self.codec(way.result_type) or first
-        if first is None or second is None:
-            return f"a codec named as compression_type, which is {way.compression_type!r}"
-        if not {"all_reduce", "reduce_scatter"} & {*self.collective_filter}:
-            return "all_reduce or reduce_scatter in collective_filter"
-        if first.lossless and second.lossless:
-            return f"a codec that loses something, which {first.name} does not"
-        if self.error_feedback == "sender" and first.lossless:
-            return f"a first leg that loses something, which {first.name} does not"
-        return ""
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a budget chooses codecs."""
+        return self.max_relative_error is not None or self.target_bits is not None
 
     @functools.cached_property
     def feedback(self) -> _core.FeedbackSettings | None:
@@ -289,6 +266,7 @@ class Config:
             self, compression_type=kind, weights_type=kind, result_type=None,
             auto_codecs=("lossless",), collective_filter=OF_WEIGHTS, error_feedback="none",
             rules=(), start_step=0, schedule=(), spike_factor=None,
+            max_relative_error=None, target_bits=None,
             hierarchy=OFF if kind == AUTO else self.hierarchy,
         )  # fmt: skip
 

@@ -9,8 +9,10 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from . import _core
+from ._config import Config
 from ._hierarchy import STAGES, Hosts
-from .errors import Error, NonFiniteError
+from .errors import Error, NonFiniteError, UnsupportedError
 
 Leg = Callable[..., Any]  # submits it, with the core's `on_done` among others
 
@@ -206,3 +208,20 @@ class Hierarchy:
     def next_side(self) -> int:
         """A stream that orders the legs of one collective."""
         return next(self._sides)
+
+
+def check_on_gpu(config: Config, kept: bool, known: bool, capturing: bool) -> None:
+    """Refuses what the leg between hosts would, before one inside has moved anything. `kept`:
+    whether there is a place for residuals; `known`: whether such a collective has run before;
+    `capturing`: into a CUDA graph."""
+    if config.feedback and kept:
+        raise UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'")
+    if known:
+        return
+    if capturing:
+        raise UnsupportedError(
+            "a collective in a CUDA graph must have run once before the capture, with the same "
+            "shapes and settings"
+        )
+    for codec in config.codecs or ():
+        _core.codec_on_cuda(codec)  # which refuses one without CUDA code

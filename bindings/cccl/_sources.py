@@ -16,6 +16,7 @@ from ._rules import AUTO, OFF, RULES
 from .errors import ConfigError
 
 _TABLES = ("rules", "schedule")
+_NUMBERS = ("deadline", "top_k", "threshold", "spike_factor", "max_relative_error", "target_bits")
 
 
 def nearest(key: str, known: list[str]) -> str:
@@ -69,7 +70,7 @@ def _parse(variable: str, field: dataclasses.Field[Any], text: str) -> Any:
             return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
         if isinstance(default, int) or (key == "window" and text != "auto"):
             return int(text)
-        if isinstance(default, float) or key in ("deadline", "top_k", "threshold", "spike_factor"):
+        if isinstance(default, float) or key in _NUMBERS:
             return float(text)
     except (KeyError, ValueError):
         raise ConfigError(f"{variable} = {text!r}; allowed: {RULES[key][0]}") from None

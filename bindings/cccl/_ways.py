@@ -19,6 +19,8 @@ def ways_of(config: Config) -> Iterator[Way]:
     yield Way(config.compression_type, config.result_type)
     for entry in config.schedule:
         yield Way(*entry[1:])
+    for name in config.adaptive_codecs if config.is_adaptive else ():
+        yield Way(name, config.result_type)
     for rule in config.rules:
         yield rule.way
         for entry in rule.schedule:
@@ -37,7 +39,7 @@ def with_way(config: Config, way: Way) -> Config:
     )
     return dataclasses.replace(
         config, compression_type=way.compression_type, result_type=way.result_type, rules=(),
-        start_step=0, schedule=(), spike_factor=None,
+        start_step=0, schedule=(), spike_factor=None, max_relative_error=None, target_bits=None,
         error_feedback="none" if idle else config.error_feedback,
     )  # fmt: skip
 
@@ -51,6 +53,7 @@ def with_rule(config: Config, rule: Rule) -> Config:
         rules=tuple(r for r in config.rules if not r.collective),
         start_step=max(config.start_step, rule.start_step), schedule=rule.schedule,
         collective_filter=(*config.collective_filter, rule.collective),
+        max_relative_error=None, target_bits=None,
         error_feedback=config.error_feedback if rule.schedule else way.error_feedback,
     )  # fmt: skip
 
@@ -75,6 +78,18 @@ class Ways:
             or config.start_step
             or config.schedule
             or config.spike_factor
+            or config.is_adaptive
+        )
+
+    @property
+    def budget(self) -> str:
+        """The settings of one, if there is one."""
+        config = self._config
+        if not config.is_adaptive:
+            return ""
+        return (
+            f"; error {config.max_relative_error}, bits {config.target_bits} of "
+            f"{[*config.adaptive_codecs]} every {config.measure_every}"
         )
 
     def phase(self, step: int) -> int:
@@ -85,11 +100,12 @@ class Ways:
         """Number of the rule that decides on a parameter, if one does."""
         return first_match(self.rules, names, shape)
 
-    def at(self, step: int, rule: int | None = None) -> Config:
-        """How what the rule with that number is of goes at a step; None: what no rule is of."""
+    def at(self, step: int, rule: int | None = None, choice: str | None = None) -> Config:
+        """How what the rule with that number is of goes at a step; None: what no rule is of, for
+        which a budget may have chosen a codec."""
         config = self._config
         if rule is None:
-            own = Way(config.compression_type, config.result_type)
+            own = Way(choice or config.compression_type, config.result_type)
             return self._of(way_at(step, config.start_step, config.schedule, own))
         found = config.rules[rule]
         start = max(config.start_step, found.start_step)
@@ -136,6 +152,11 @@ def check_sharded(config: Config, *, steps: bool = True) -> None:
         raise UnsupportedError(
             f"rules[{number}] ({rule}) is of parameters, which FSDP does not hand over one by one: "
             "use rules with a collective, or DistributedDataParallel"
+        )
+    if config.is_adaptive:
+        raise UnsupportedError(
+            "max_relative_error and target_bits are of DistributedDataParallel models: leave them "
+            "out"
         )
     if config.spike_factor:
         raise UnsupportedError("spike_factor is of DistributedDataParallel models: leave it out")

@@ -37,10 +37,7 @@ class Connection(Members):
             self.core = _core.Communicator(transport, deadline)
             return
         _nccl.load_wheel()
-        transport = _core.nccl_transport(
-            channel.rank, channel.size, device, config.nccl_lanes, config.nccl_max_ctas, deadline,
-            channel,
-        )  # fmt: skip
+        transport = channel.nccl(device, config, deadline)
         with cupy().cuda.Device(device):
             make = cupy().cuda.Stream
             streams = [make(non_blocking=True, priority=-1) for _ in range(_STREAMS)]

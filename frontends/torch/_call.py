@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .._arrays import DTYPES, DType
+from .._arrays import DTYPES, DType, may_overlap
 from .._calls import (
     GATHERED,
     REDUCING,
@@ -31,7 +31,7 @@ from ._groups import GroupCommunicator, communicator, existing, inside, resolve
 from ._hierarchy import route
 from ._plain import OPS, PlainCall, is_apart, is_simple
 from ._state import state_of
-from ._tensors import check_kind, copy_back, detached, may_overlap, reach, real
+from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, is_capturing, profiler_ranges
 
 DTYPES_OF_TORCH: dict[torch.dtype, DType] = {
@@ -349,7 +349,7 @@ class Call:
         check_pair(where, (input.device, output.device), (input.dtype, output.dtype))
         if input.is_cuda:
             check_built_for_gpu(f"{where}: a tensor is on {input.device}")
-        if self.output.layout is torch.strided and may_overlap(self.output):
+        if self.output.layout is torch.strided and may_overlap(output.shape, output.stride()):
             raise UnsupportedError(
                 f"{where}: elements of the output share memory (an expanded tensor?); pass "
                 "output.contiguous()"

@@ -14,18 +14,17 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .._bucket_plan import Decision, Layouts, Plan, Plans
+from .._bucket_plan import Decision, Layouts, Plans
 from .._config import Config, current_config
 from .._names import Names
-from .._spikes import Spikes
 from .._state import Memory
-from .._ways import Ways
+from .._steps import Steps
 from ..errors import ClosedError, ConfigError
 from ._call import Call
-from ._groups import communicator, resolve
-from ._parts import Parts, plan_of, reals_of
+from ._groups import communicator, generation_of, resolve
+from ._parts import Parts, reals_of, values_of
 from ._state import StateStore, keep_for
-from ._work import Work
+from ._work import Work, is_capturing
 
 _log = logging.getLogger("cccl")
 _MOST_KNOWN = 1024  # kinds of buckets
@@ -52,12 +51,11 @@ class CompressionState:
         self.store = StateStore(functools.partial(_alive, self._group))  # of error feedback
         self.names = Names(WeakIdKeyDictionary)
         self._layouts = Layouts()
-        self._step, self._next = step, step
+        self._steps = Steps(step)
         self._works: list[Work] = []
         self._known: dict[Any, Call] = {}
-        self._plans = Plans()
+        self._plans = Plans(self.names)
         self._parts = Parts()
-        self._spikes = Spikes()
         self._in_backward = False
         if model is not None:
             inner = model.module if isinstance(model, DistributedDataParallel) else model
@@ -72,9 +70,13 @@ class CompressionState:
 
     @property
     def step(self) -> int:
-        """Steps begun: backward passes that sent gradients. Save it with the model, and give it to
-        `compress` or `CompressionState` where training goes on."""
-        return self._next
+        """Steps begun: backward passes that sent gradients. Save it with the model, and set it, or
+        give it to `compress` or `CompressionState`, where training goes on from there."""
+        return self._steps.next
+
+    @step.setter
+    def step(self, step: int) -> None:
+        self._steps.next = step
 
     def settings(self) -> Config:
         """The configuration in force now."""
@@ -87,8 +89,8 @@ class CompressionState:
 
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
-        self._step, self._next = self._next, self._next + 1
-        if self._spikes.found(self._parts.begin(), self._step, self.settings()):
+        config = self.settings().of("all_reduce")
+        if self._steps.begin(*self._parts.begin(), generation_of(self.group), config):
             self.store.reset()
         works = self._works = []  # of this backward: one that ended early leaves nothing behind
         queue = Variable._execution_engine.queue_callback
@@ -108,7 +110,15 @@ class CompressionState:
         group = resolve(self.group)
         if group is None or group.size() == 1:
             return self.send(buffer, f"bucket {bucket.index()}", config, None)
-        plan = self._plan(bucket, buffer, config.ways, group)
+        key = bucket.index(), self.names.of(bucket.parameters()[0]), buffer.numel()
+
+        def agree(fields: dict[str, str]) -> None:
+            communicator(group, buffer.device, self.settings()).agree(fields)
+
+        plan = self._plans.of(
+            bucket.index(), bucket.parameters(), values_of(buffer), config.ways, self._steps,
+            (id(group), buffer.device), self._steps.choice(key), agree,
+        )  # fmt: skip
         if len(plan.parts) == 1 and not plan.small:
             (part,) = plan.parts
             future = self.send(buffer, part.label, part.config, part.layout)
@@ -116,24 +126,9 @@ class CompressionState:
             future = self._parts.send(self, plan, buffer)
         if bucket.is_last():
             self._parts.send_small(self)
+        if plan.free is not None and self._steps.measures and not is_capturing(buffer):
+            future = self._parts.sample(future, plan.free, key)
         return self._parts.look_at(future) if config.spike_factor else future
-
-    def _plan(
-        self, bucket: dist.GradBucket, buffer: torch.Tensor, ways: Ways, group: dist.ProcessGroup
-    ) -> Plan:
-        """Of a bucket in this step. Ranks compare it when it is made."""
-        step, after = self._step, self._spikes.after(self._step)
-        parameters = [id(parameter) for parameter in bucket.parameters()]
-        key = ways, id(group), ways.phase(step), after, buffer.dtype, buffer.device
-        plan = self._plans.find(bucket.index(), parameters, key)
-        if plan is None:
-            self.names.check(ways)
-            plan = plan_of(self.names, bucket, ways, step, after_spike=after)
-            dtype = str(buffer.dtype).removeprefix("torch.")
-            found = communicator(group, buffer.device, self.settings())
-            found.agree(plan.fields(dtype, step))
-            self._plans.keep(bucket.index(), parameters, key, plan)
-        return plan
 
     def _layout(self, bucket: dist.GradBucket) -> Any:
         """Of a bucket's residual."""
@@ -147,7 +142,7 @@ class CompressionState:
         call, reason = self._call_for(tensor, label, config)
         if not reason:
             if call.config.remembers:
-                call.memory = Memory(self.store, layout, self._step + 1)
+                call.memory = Memory(self.store, layout, self._steps.now + 1)
             return self._submit(call)
         plain = call.plainly(reason)
         if call.size == 1:

@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 from .. import _core
+from .._channel import Notices, StoreChannel
 from .._config import Config, current_config
 from .._members import Members, Registry
 from ..errors import UnsupportedError
@@ -47,13 +48,10 @@ class GroupCommunicator(Members):
     ) -> Any:
         """The core's communicator of the group, or of some of its members; `name`: theirs alone."""
         if self.device.type == "cuda":
-            from . import _nccl
-
             number = self.device.index or 0
-            channel = _nccl.store_channel(group, self.generation, members, name)
-            transport = _nccl.transport(channel, number, config, self.deadline)
-            streams = self.new_streams()
-            return _core.Communicator(transport, self.deadline, number, streams)
+            channel = store_channel(group, self.generation, members, name)
+            transport = channel.nccl(number, config, self.deadline)
+            return _core.Communicator(transport, self.deadline, number, self.new_streams())
         from ._gloo import GlooTransport  # needs a torch built with distributed support
 
         gloo = GlooTransport(group, self.generation, self.deadline, members, name)
@@ -69,6 +67,16 @@ class GroupCommunicator(Members):
 
 
 _groups: Registry[GroupCommunicator] = Registry()
+
+
+def store_channel(
+    group: dist.ProcessGroup, generation: int, members: Sequence[int] | None = None, name: str = ""
+) -> StoreChannel:
+    """Of a group's members, or some of them, beside NCCL; `name` is theirs alone."""
+    names = range(group.size()) if members is None else members
+    store = dist.PrefixStore(f"cccl/{generation}/nccl", group.get_group_store())
+    own = dist.PrefixStore(name, store) if name else store
+    return StoreChannel(own, names.index(group.rank()), len(names), names, Notices(store))
 
 
 def resolve(group: dist.ProcessGroup | None) -> dist.ProcessGroup | None:
@@ -127,6 +135,12 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
         return GroupCommunicator(group, device, generation, limit, current_config())
 
     _groups.renew(group, _device_of(group), make)
+
+
+def generation_of(group: Any) -> int:
+    """How often `recover` made it anew."""
+    found = _groups.by_group.get(inside(group), {})
+    return max((one.generation for one in found.values()), default=0)
 
 
 def _device_of(group: dist.ProcessGroup) -> torch.device:

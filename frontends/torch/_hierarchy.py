@@ -24,10 +24,9 @@ from .._hierarchy import (
     fields_of,
     meet,
 )
-from .._legs import Chain, Flow, Hierarchy, Leg, ending
+from .._legs import Chain, Flow, Hierarchy, Leg, check_on_gpu, ending
 from ..errors import ConfigError, Error, MismatchError, NonFiniteError, UnsupportedError
-from ._groups import GroupCommunicator
-from ._nccl import store_channel
+from ._groups import GroupCommunicator, store_channel
 from ._tensors import real
 from ._work import is_capturing
 
@@ -86,23 +85,9 @@ def _compare(call: Call, found: GroupCommunicator) -> None:
     fields = fields_of(call.config, call.plain_fields())
     kind = tuple(fields.values())
     if call.input.is_cuda:
-        _check_on_device(call, known=found.has_agreed(kind))
+        kept = call.memory is not None
+        check_on_gpu(call.config, kept, found.has_agreed(kind), is_capturing(call.input))
     found.agree_once(kind, lambda: fields)
-
-
-def _check_on_device(call: Call, known: bool) -> None:
-    """Refuses what the leg between hosts would, before one inside has moved anything."""
-    if call.config.feedback and call.memory is not None:
-        raise UnsupportedError("error feedback is there on CPUs only: set error_feedback to 'none'")
-    if known:
-        return
-    if is_capturing(call.input):
-        raise UnsupportedError(
-            "a collective in a CUDA graph must have run once before the capture, with the same "
-            "shapes and settings"
-        )
-    for codec in call.config.codecs or ():
-        _core.codec_on_cuda(codec)  # which refuses one without CUDA code
 
 
 class _Legs:

@@ -7,15 +7,13 @@ buckets go together behind the last: DDP needs no result before that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
-import torch.distributed as dist
 
-from .._bucket_plan import Plan, Together, Values, joined, make_plan
-from .._names import Names
-from .._ways import Ways
+from .._bucket_plan import Part, Plan, Together, Values, joined
+from .._budget import Sample, pieces_of
 from ._call import DTYPES_OF_TORCH
 from ._tensors import real
 from ._work import is_capturing
@@ -39,31 +37,68 @@ class _Bucket(NamedTuple):
     stream: torch.cuda.Stream | None  # that its copies are made on
 
 
+class _Seen(NamedTuple):
+    """A few values of a result, on whatever stream they were made."""
+
+    values: torch.Tensor
+    ready: torch.cuda.Event | None
+
+    @classmethod
+    def of(cls, values: torch.Tensor) -> _Seen:
+        event = torch.cuda.current_stream(values.device).record_event() if values.is_cuda else None
+        return cls(values, event)
+
+    def on_host(self) -> torch.Tensor:
+        if self.ready is not None:
+            self.ready.synchronize()
+        return self.values.cpu()
+
+
 class Parts:
     """Of a model's backward."""
 
     def __init__(self) -> None:
         self._waiting: list[_Bucket] = []
-        self._largest: list[torch.Tensor] = []
+        self._largest: list[_Seen] = []
+        self._samples: dict[Hashable, tuple[int, _Seen] | None] = {}
         self._plans: list[Plan] = []  # that `_together` is of
         self._together: dict[Kind, Together] = {}
 
-    def begin(self) -> list[float]:
+    def begin(self) -> tuple[list[float], dict[Hashable, Sample]]:
         """At a backward: one that ended early leaves nothing behind. The largest values of the last
-        one's buckets that were looked at."""
+        one's buckets, and samples of them, as far as they were looked at."""
         self._waiting.clear()
-        values, self._largest = self._largest, []
-        return [float(value) for value in values]
+        largest, samples, self._largest, self._samples = self._largest, self._samples, [], {}
+        return [seen.on_host().item() for seen in largest], {
+            key: Sample(found[0], found[1].on_host().numpy())
+            for key, found in samples.items()
+            if found is not None
+        }
 
     def look_at(self, future: Future) -> Future:
         """The same bucket, once it is known how large its values are."""
 
         def look(done: Future) -> torch.Tensor:
             bucket = done.value()
-            self._largest.append(torch.linalg.vector_norm(real(bucket), math.inf))
+            self._largest.append(_Seen.of(torch.linalg.vector_norm(real(bucket), math.inf)))
             return bucket
 
         return future.then(look)
+
+    def sample(self, future: Future, part: Part, key: Hashable) -> Future:
+        """The same bucket, once some values of a part of it are kept."""
+        self._samples[key] = None  # in the order that all ranks share
+
+        def keep(done: Future) -> torch.Tensor:
+            bucket = done.value()
+            values = real(bucket[part.begin : part.end]).view(-1)
+            pieces, size, stride = pieces_of(values.numel())
+            chosen = values.as_strided((pieces, size), (stride, 1))
+            kept = torch.empty((pieces, size), device=chosen.device).copy_(chosen)
+            self._samples[key] = values.numel(), _Seen.of(kept)
+            return bucket
+
+        return future.then(keep)
 
     def send(self, state: CompressionState, plan: Plan, buffer: torch.Tensor) -> Future:
         """Sends the stretches of a bucket. The future is done when all of it is back."""
@@ -120,19 +155,11 @@ class Parts:
         )
 
 
-def plan_of(
-    names: Names, bucket: dist.GradBucket, ways: Ways, step: int, *, after_spike: bool
-) -> Plan:
-    """How a bucket goes in a step, alike on all ranks."""
-    buffer, parameters = bucket.buffer(), bucket.parameters()
-    rules = [None if after_spike else names.rule_of(parameter, ways) for parameter in parameters]
-    described = [
-        (names.of(parameter), tuple(parameter.shape), rule)
-        for parameter, rule in zip(parameters, rules, strict=True)
-    ]
+def values_of(buffer: torch.Tensor) -> Values:
+    """What its values are."""
     dtype = DTYPES_OF_TORCH.get(buffer.dtype, DTYPES_OF_TORCH[torch.float32]).number
-    values = Values(dtype, buffer.element_size(), reals_of(buffer))
-    return make_plan(described, ways, step, values, bucket=bucket.index(), after_spike=after_spike)
+    name = str(buffer.dtype).removeprefix("torch.")
+    return Values(name, dtype, buffer.element_size(), reals_of(buffer))
 
 
 def reals_of(buffer: torch.Tensor) -> int:
