@@ -18,7 +18,8 @@ import cccl.torch
 from cccl import _members
 
 WIDEST = {"compression_type": "block_float8", "strict": True}
-COUNT = 300_000  # values of a parameter: each is a bucket of its own
+COUNT = 30_000  # values of a parameter: each is a bucket of its own
+CODECS = [f"block_float{bits}" for bits in (3, 4, 5, 6, 8)]
 SHAPES = {"uniform": 0, "normal": 1, "cubes": 3}  # powers of normal values; 0: none of them
 
 
@@ -35,7 +36,7 @@ class Given(nn.Module):
 
 
 def given(parameters: int = 3, **options) -> DistributedDataParallel:
-    return DistributedDataParallel(Given(parameters), bucket_cap_mb=1, **options)
+    return DistributedDataParallel(Given(parameters), bucket_cap_mb=0.1, **options)
 
 
 def values(kind: str, rank: int, seed: int, scale: float = 1.0) -> torch.Tensor:
@@ -70,54 +71,46 @@ def alike(found) -> None:
     assert all(other == found for other in everyone), everyone
 
 
-def errors_of(ddp: nn.Module, kinds: list[str], seed: int) -> list[float]:
-    """Of the gradients that it has, against the exact means."""
-    found = []
-    for i, (kind, parameter) in enumerate(zip(kinds, ddp.parameters(), strict=True)):
-        exact = sum(
-            values(kind, rank, 10 * seed + i).double() for rank in range(dist.get_world_size())
-        )
-        exact /= dist.get_world_size()
-        found.append(float((parameter.grad.double() - exact).norm() / exact.norm()))
-    return found
+def lost_by(codec: str, exact: torch.Tensor) -> float:
+    """Relative error of one encoding."""
+    coder = cccl.codec(codec)
+    return float((coder.decode(coder.encode(exact)) - exact).norm() / exact.norm())
 
 
 def _within(limit):
     ddp, kinds = given(), ["uniform", "normal", "cubes"]
     state = cccl.torch.compress(ddp, {**WIDEST, "max_relative_error": limit, "measure_every": 8})
-    measured = {0, 1, 2, 4, 8, 16}
+    measured, ranks = {0, 1, 2, 4, 8, 16}, range(dist.get_world_size())
     for number in range(20):
-        cccl.reset_stats()
         step(ddp, kinds, number)
         alike((bits_of_gradients(ddp), ways(state)))
         if number in measured:
             assert {*ways(state).values()} == {"block_float8"}
             continue
-        for row in cccl.stats()["rows"]:
-            assert row["relative_error"] <= limit * 1.1, row["label"]
-        # Two legs, each of which may lose so much.
-        assert max(errors_of(ddp, kinds, number)) <= math.sqrt(2) * limit * 1.05
+        for i, (kind, parameter) in enumerate(zip(kinds, ddp.parameters(), strict=True)):
+            mean = sum(values(kind, rank, 10 * number + i) for rank in ranks) / len(ranks)
+            taken = ways(state)[str(i)]
+            narrower = CODECS[: CODECS.index(taken)]
+            if taken != "block_float8":
+                assert lost_by(taken, mean) <= limit * 1.05, (number, kind)
+            assert all(lost_by(codec, mean) > limit * 0.95 for codec in narrower), (number, kind)
+            if taken != "block_float8" and kind != "cubes":  # whose single ranks' have longer tails
+                lost = float((parameter.grad - mean).norm() / mean.norm())
+                assert lost <= math.sqrt(2) * limit * 1.05, "two legs, each of which loses so much"
     return ways(state)
 
 
-@pytest.mark.parametrize("world", [2, 3, 4])
-@pytest.mark.parametrize(
-    "limit, expected", [(0.16, "344"), (0.08, "455"), (0.03, "668"), (0.001, "888")]
-)
-def test_each_bucket_goes_through_the_narrowest_codec_within_the_error(
-    ranks, world, limit, expected
-):
+@pytest.mark.parametrize("world, limit", [(2, 0.16), (2, 0.03), (2, 0.001), (3, 0.08), (4, 0.08)])
+def test_each_bucket_goes_through_the_narrowest_codec_within_the_error(ranks, world, limit):
     """On all ranks alike; and the error stays within it in the steps that follow."""
-    if world > 2 and limit != 0.08:
-        pytest.skip("one budget for each number of ranks")
-    for found in ranks(world)(_within, limit):
-        assert found["0"] == f"block_float{expected[0]}"
-        assert found["1"] == f"block_float{expected[1]}"
+    found = ranks(world)(_within, limit)
+    assert_equal(found)
+    assert ({*found[0].values()} == {"block_float8"}) == (limit == 0.001)
 
 
 def _changes():
     ddp = given(1)
-    state = cccl.torch.compress(ddp, {**WIDEST, "max_relative_error": 0.07, "measure_every": 4})
+    state = cccl.torch.compress(ddp, {**WIDEST, "max_relative_error": 0.12, "measure_every": 4})
     seen = []
     for number in range(16):
         step(ddp, ["uniform" if number < 6 else "cubes"], number)
@@ -127,7 +120,7 @@ def _changes():
 
 def test_a_codec_follows_what_gradients_become(ranks):
     """Measured in steps 0, 1, 2, 4, 8 and 12."""
-    assert {*ranks(2)(_changes)} == {"8884844486668666"}
+    assert {*ranks(2)(_changes)} == {"8884844485558555"}
 
 
 def _not_finite(value, everyone):
@@ -200,7 +193,7 @@ def test_choosing_takes_no_message(ranks):
     assert ranks(2)(_messages) == [0, 0]
 
 
-def _beside_rules(world):
+def _beside_rules():
     ddp = gpt()
     rules = [{"name": "tokens.*", "compression_type": "block_float6"}, SMALL_ONES]
     state = cccl.torch.compress(
@@ -214,14 +207,16 @@ def _beside_rules(world):
             assert decided[name] == (0, "block_float6")
         elif parameter.dim() == 1:
             assert decided[name] == (1, "none")
+        elif name == "positions.weight":  # sent with the small ones of all buckets
+            assert decided[name] == (None, "block_float8")
         else:
-            assert decided[name][0] is None and decided[name][1] in ("block_float3", "block_float4")
+            assert decided[name][0] is None and decided[name][1] in CODECS[:3], name
     return [*decided.items()]
 
 
 @pytest.mark.parametrize("world", [2, 3])
 def test_rules_hold_beside_a_budget(ranks, world):
-    assert_equal(ranks(world)(_beside_rules, world))
+    assert_equal(ranks(world)(_beside_rules))
 
 
 def _bits(target):
@@ -237,13 +232,15 @@ def _bits(target):
 
 
 @pytest.mark.parametrize(
-    "target, expected",
-    [(2.0, "333"), (4.2, "363"), (5.0, "383"), (6.5, "585"), (9.0, "888")],
+    "target, large, others",
+    [(2.0, 3, [3, 3]), (4.2, 6, [3, 3]), (5.0, 8, [3, 3]), (6.5, 8, [5, 6]), (9.0, 8, [8, 8])],
 )
-def test_all_buckets_together_take_so_many_bits(ranks, target, expected):
+def test_all_buckets_together_take_so_many_bits(ranks, target, large, others):
     """And the bits go to the bucket whose error is largest."""
     for found, sent in ranks(2)(_bits, target):
-        assert "".join(way[-1] for _, way in sorted(found.items())) == expected
+        bits = {name: int(way[-1]) for name, way in found.items()}
+        assert bits["1"] == large
+        assert sorted([bits["0"], bits["2"]]) == others
         assert sent <= max(target, 3.15) * 1.01
 
 
@@ -333,3 +330,36 @@ def _learned(dtype, view):
 @pytest.mark.parametrize("view", [False, True])
 def test_replicas_stay_bitwise_equal(ranks, dtype, view):
     assert_equal(ranks(3)(_learned, dtype, view))
+
+
+def _with_feedback():
+    ddp = given(2)
+    config = {**WIDEST, "max_relative_error": 0.12, "measure_every": 4, "error_feedback": "both"}
+    state = cccl.torch.compress(ddp, config)
+    for number in range(10):
+        step(ddp, ["normal", "cubes"], number)
+        alike((bits_of_gradients(ddp), ways(state)))
+        if number == 1:  # DDP has rebuilt its buckets
+            rebuilt = state.store.resets, state.store.moves, state.store.nbytes
+    assert {*ways(state).values()} == {"block_float4", "block_float5"}
+    assert state.store.nbytes > 0
+    assert (state.store.resets, state.store.moves, state.store.nbytes) == rebuilt
+
+
+def test_residuals_stay_where_the_codec_changes(ranks):
+    ranks(2)(_with_feedback)
+
+
+def _fsdp(budget):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    model = nn.Linear(64, 64)
+    fully_shard(model, mesh=init_device_mesh("cpu", (dist.get_world_size(),)))
+    with pytest.raises(cccl.UnsupportedError, match="DistributedDataParallel"):
+        cccl.torch.compress_fsdp(model, {**WIDEST, **budget})
+
+
+@pytest.mark.parametrize("budget", [{"max_relative_error": 0.1}, {"target_bits": 4}])
+def test_fsdp_refuses_a_budget(ranks, budget):
+    ranks(2)(_fsdp, budget)
