@@ -8,7 +8,7 @@ a message.
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from ._config import Config
 
 _PIECES, _PIECE = 16, 1024  # blocks and transforms of all codecs end at multiples of a piece
+
+Key = tuple[int, str, int]  # of a bucket: its number, its first parameter's name, its values
 
 
 class Sample(NamedTuple):
@@ -80,8 +82,8 @@ def within_error(found: Measured, limit: float) -> str:
 
 
 def within_bits(
-    found: Mapping[Hashable, Measured], bits: Mapping[str, float], target: float
-) -> dict[Hashable, str]:
+    found: Mapping[Key, Measured], bits: Mapping[str, float], target: float
+) -> dict[Key, str]:
     """Codecs of all buckets that together take at most `target` bits per value, as exact as that
     allows: the bits go where each takes most from the sum of squared errors. The narrowest
     everywhere if even these take more."""
@@ -111,12 +113,11 @@ class Budget:
         self._first = 0  # step that it began with
         self._bits: dict[str, float] = {}
         self._codecs: dict[str, Any] = {}
-        self._found: dict[Hashable, Measured] = {}
-        self._choices: dict[Hashable, str] = {}
+        self._found: dict[Key, Measured] = {}
+        self._choices: dict[Key, str] = {}
 
-    def begin(self, samples: Mapping[Hashable, Sample], step: int, config: Config) -> bool:
-        """At a step, with what was kept of the one before, in an order that all ranks share.
-        Whether this one is to be measured."""
+    def begin(self, samples: Mapping[Key, Sample], step: int, config: Config) -> bool:
+        """At a step, with what was kept of the one before. Whether this one is to be measured."""
         if not config.is_adaptive:
             return False
         if self._config is not config:
@@ -130,13 +131,13 @@ class Budget:
         early = since < config.measure_every and since & (since - 1) == 0  # 0, 1, 2, 4, 8, ...
         return since >= 0 and (early or since % config.measure_every == 0)
 
-    def choice(self, key: Hashable) -> str | None:
+    def choice(self, key: Key) -> str | None:
         """The codec of a bucket; None: not known yet."""
         return self._choices.get(key)
 
-    def _choose(self, samples: Mapping[Hashable, Sample], config: Config) -> None:
+    def _choose(self, samples: Mapping[Key, Sample], config: Config) -> None:
         found = {}  # others are of buckets that are no more
-        for key, sample in samples.items():
+        for key, sample in sorted(samples.items(), key=lambda item: item[0]):  # on all ranks alike
             measured = measure(sample, self._codecs) or self._found.get(key)
             if measured is not None:
                 found[key] = measured

@@ -3,10 +3,10 @@ framework."""
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ._budget import Budget, Sample
+from ._budget import Budget, Key, Sample
 from ._spikes import Spikes
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ class Steps:
     def begin(
         self,
         largest: Sequence[float],
-        samples: Mapping[Hashable, Sample],
+        samples: Mapping[Key, Sample],
         generation: int,
         config: Config,
     ) -> bool:
@@ -46,6 +46,6 @@ class Steps:
         """Whether this is one of those after a spike."""
         return self._spikes.after(self.now)
 
-    def choice(self, key: Hashable) -> str | None:
+    def choice(self, key: Key) -> str | None:
         """The codec that a budget chose for a bucket; None: its settings' own."""
         return None if self.measures else self._budget.choice(key)

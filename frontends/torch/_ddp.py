@@ -126,7 +126,9 @@ class CompressionState:
             future = self._parts.send(self, plan, buffer)
         if bucket.is_last():
             self._parts.send_small(self)
-        if plan.free is not None and self._steps.measures and not is_capturing(buffer):
+        if is_capturing(buffer):
+            return future
+        if plan.free is not None and self._steps.measures:
             future = self._parts.sample(future, plan.free, key)
         return self._parts.look_at(future) if config.spike_factor else future
 

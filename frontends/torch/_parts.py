@@ -7,13 +7,13 @@ buckets go together behind the last: DDP needs no result before that.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 
 from .._bucket_plan import Part, Plan, Together, Values, joined
-from .._budget import Sample, pieces_of
+from .._budget import Key, Sample, pieces_of
 from ._call import DTYPES_OF_TORCH
 from ._tensors import real
 from ._work import is_capturing
@@ -60,19 +60,21 @@ class Parts:
     def __init__(self) -> None:
         self._waiting: list[_Bucket] = []
         self._largest: list[_Seen] = []
-        self._samples: dict[Hashable, tuple[int, _Seen] | None] = {}
+        self._samples: dict[Key, tuple[int, _Seen]] = {}
         self._plans: list[Plan] = []  # that `_together` is of
         self._together: dict[Kind, Together] = {}
 
-    def begin(self) -> tuple[list[float], dict[Hashable, Sample]]:
+    def begin(self) -> tuple[list[float], dict[Key, Sample]]:
         """At a backward: one that ended early leaves nothing behind. The largest values of the last
-        one's buckets, and samples of them, as far as they were looked at."""
+        one's buckets, and samples of them, as far as they were looked at; nothing where a CUDA
+        graph is captured, for which the host cannot wait."""
         self._waiting.clear()
         largest, samples, self._largest, self._samples = self._largest, self._samples, [], {}
-        return [seen.on_host().item() for seen in largest], {
-            key: Sample(found[0], found[1].on_host().numpy())
-            for key, found in samples.items()
-            if found is not None
+        seen = [*largest, *(sample for _, sample in samples.values())]
+        if seen and is_capturing(seen[0].values):
+            return [], {}
+        return [one.on_host().item() for one in largest], {
+            key: Sample(total, one.on_host().numpy()) for key, (total, one) in samples.items()
         }
 
     def look_at(self, future: Future) -> Future:
@@ -85,16 +87,15 @@ class Parts:
 
         return future.then(look)
 
-    def sample(self, future: Future, part: Part, key: Hashable) -> Future:
+    def sample(self, future: Future, part: Part, key: Key) -> Future:
         """The same bucket, once some values of a part of it are kept."""
-        self._samples[key] = None  # in the order that all ranks share
 
         def keep(done: Future) -> torch.Tensor:
             bucket = done.value()
             values = real(bucket[part.begin : part.end]).view(-1)
             pieces, size, stride = pieces_of(values.numel())
             chosen = values.as_strided((pieces, size), (stride, 1))
-            kept = torch.empty((pieces, size), device=chosen.device).copy_(chosen)
+            kept = chosen.new_empty((pieces, size), dtype=torch.float32).copy_(chosen)
             self._samples[key] = values.numel(), _Seen.of(kept)
             return bucket
 

@@ -176,3 +176,45 @@ def test_ranks_with_other_rules_are_told(gpu_ranks):
     found = gpu_ranks(2)(_disagree)
     assert_equal(found)
     assert "rank 1 has" in found[0]
+
+
+def _budget(kind, budget):
+    """Gradients are set by hooks to the same values on both devices; backwards on a GPU are on
+    streams in turn."""
+    model = _model()
+    if kind == "cpu":
+        model = DistributedDataParallel(model.module.cpu(), bucket_cap_mb=2)
+    config = {"compression_type": "block_float8", "rules": [SMALL_AT_8], "measure_every": 4}
+    state = cccl.torch.compress(model, {**config, **budget, "strict": True})
+    parameters = [*model.parameters()]
+    step = 0
+
+    def fixed(number: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(1000 * step + 100 * number + dist.get_rank())
+        values = torch.randn(parameters[number].shape, generator=generator)
+        bad = step == 8 and number == 0 and dist.get_rank() == 1
+        values = values ** (1 + 2 * (step // 5)) * (float("nan") if bad else 1)
+        return values.to(parameters[number].device)
+
+    for number, parameter in enumerate(parameters):
+        parameter.register_hook(lambda _, number=number: fixed(number))
+    tokens = torch.arange(64) % 100
+    tokens = tokens.cuda() if kind == "cuda" else tokens
+    streams = [torch.cuda.Stream() for _ in range(2)]
+    seen = []
+    for step in range(12):
+        model.zero_grad()
+        with torch.cuda.stream(streams[step % 2]):
+            model(tokens).sum().backward()
+        torch.cuda.synchronize()
+        seen.append([digest(p.grad) for p in parameters if torch.isfinite(p.grad).all()])
+        seen.append([(d.name, d.way) for d in state.decisions()])
+    assert len({way for decided in seen[1::2] for _, way in decided}) > 1
+    return seen
+
+
+@pytest.mark.parametrize("budget", [{"max_relative_error": 0.12}, {"target_bits": 4.5}])
+def test_a_budget_chooses_as_on_a_cpu(gpu_ranks, budget):
+    """On all ranks alike, through steps that are not finite."""
+    pool = gpu_ranks(2)
+    assert_equal([*pool(_budget, "cuda", budget), *pool(_budget, "cpu", budget)])
