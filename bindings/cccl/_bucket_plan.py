@@ -174,7 +174,7 @@ class Plans:
             plan.key = key
             agree(plan.fields(values.name, steps.now))
             for other, old in list(self._used.items()):  # from before buckets were rebuilt
-                if old.key != key and not {*ids}.isdisjoint(old.key[-1]):
+                if (other, old.key) != (place, key) and not {*ids}.isdisjoint(old.key[-1]):
                     del self._used[other], self._made[other]
             self._made.setdefault(place, {})[choice] = plan
         self._used[place] = plan
