@@ -150,7 +150,7 @@ def test_ddp_ranks_stay_bitwise_equal(gpu_ranks, hosts):
 def _refused():
     tensor = torch.ones(5000, device="cuda")
     with pytest.raises(cccl.UnsupportedError):
-        cccl.torch.all_reduce(tensor, config=settings(codec="sparse"))
+        cccl.torch.all_reduce(tensor, config=settings(codec="diff"))
     with pytest.raises(cccl.UnsupportedError, match="CPUs only"):
         cccl.torch.all_reduce(tensor, config=settings(error_feedback="sender"), label="x")
     tensor = torch.ones(5000, device="cuda")
