@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from ._budget import bits_of
 from ._by_parameter import Way
 from ._rules import AUTO, OFF, PLAIN, RULES
 from ._ways import ways_of
@@ -60,10 +61,17 @@ def _check_budget(config: Config) -> None:
         raise ConfigError(f"{given} beside schedule: each chooses the codec; allowed is one")
     for name in (config.compression_type, *config.adaptive_codecs):
         codec = config.codec(name)
-        if codec is None or codec.predicts or not codec.fixed_size:
+        if codec is None or codec.predicts or codec.lossless or not codec.fixed_size:
             raise ConfigError(
-                f"{given} cannot choose {name!r}; allowed: codecs whose size does not depend on "
-                "the values"
+                f"{given} cannot choose {name!r}; allowed: codecs that lose something and whose "
+                "size does not depend on the values"
+            )
+    bits = bits_of(config)
+    for name in config.adaptive_codecs:
+        if bits[name] > bits[config.compression_type]:
+            raise ConfigError(
+                f"adaptive_codecs = {list(config.adaptive_codecs)}: {name!r} takes more bits than "
+                f"compression_type {config.compression_type!r}, which must be the widest"
             )
 
 

@@ -97,7 +97,7 @@ class Config:
     adaptive_codecs: tuple[str, ...] = (
         "block_float3", "block_float4", "block_float5", "block_float6",
     )  # fmt: skip
-    """What these may choose beside `compression_type`, which should be wider than all of them."""
+    """What these may choose beside `compression_type`, which must be wider than all of them."""
 
     measure_every: int = 32
     """Steps from one measurement to the next. Buckets then go as `compression_type`."""

@@ -126,7 +126,7 @@ class CompressionState:
             future = self._parts.send(self, plan, buffer)
         if bucket.is_last():
             self._parts.send_small(self)
-        if is_capturing(buffer):
+        if is_capturing(buffer) or buffer.layout is not torch.strided:
             return future
         if plan.free is not None and self._steps.measures:
             future = self._parts.sample(future, plan.free, key)

@@ -303,10 +303,10 @@ def test_small_parameters_of_two_dtypes_stay_apart(ranks):
     assert found[0][0] >= 2
 
 
-def _sparse():
+def _sparse(more):
     rules = [{"max_numel": 30, "compression_type": "none"}]
     ddp = DistributedDataParallel(Words())
-    state = cccl.torch.compress(ddp, {"compression_type": "block_float8", "rules": rules})
+    state = cccl.torch.compress(ddp, {"compression_type": "block_float8", "rules": rules, **more})
     for step in range(3):
         indices = torch.tensor([[step, 3 + dist.get_rank()], [7, 7]])
         ddp(indices).square().sum().backward()
@@ -315,8 +315,10 @@ def _sparse():
     return digest(ddp.module.words.weight.grad.to_dense()), digest(ddp.module.out.weight.grad)
 
 
-def test_sparse_gradients_go_plain_beside_rules(ranks):
-    assert_equal(ranks(2)(_sparse))
+@pytest.mark.parametrize("more", [{}, {"spike_factor": 20}, {"max_relative_error": 0.1}])
+def test_sparse_gradients_go_plain_beside_rules(ranks, more):
+    """Neither a guard nor a budget looks at them."""
+    assert_equal(ranks(2)(_sparse, more))
 
 
 def _raises():

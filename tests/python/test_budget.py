@@ -65,9 +65,9 @@ def test_zeros_tell_nothing():
 
 
 def test_codecs_are_in_the_order_of_their_bits():
-    names = ("block_float6", "cast_bf16", "block_float2")
-    config = Config(**ADAPTIVE | {"compression_type": "identity", "adaptive_codecs": names})
-    assert [*bits_of(config)] == ["block_float2", "block_float6", "cast_bf16", "identity"]
+    names = ("block_float6", "block_float8", "block_float2")
+    config = Config(**ADAPTIVE | {"compression_type": "cast_bf16", "adaptive_codecs": names})
+    assert [*bits_of(config)] == ["block_float2", "block_float6", "block_float8", "cast_bf16"]
 
 
 @given(
@@ -186,6 +186,8 @@ def test_it_waits_for_start_step():
         ({"target_bits": 4, "compression_type": "auto"}, "target_bits needs a codec named"),
         ({"target_bits": 4, "schedule": [[5, "block_float4"]]}, "target_bits beside schedule"),
         ({"target_bits": 4, "adaptive_codecs": ["sparse"]}, "cannot choose 'sparse'"),
+        ({"target_bits": 4, "compression_type": "identity"}, "cannot choose 'identity'"),
+        ({"target_bits": 4, "compression_type": "block_float5"}, "'block_float6' takes more bits"),
         ({"max_relative_error": 0.1, "adaptive_codecs": ["diff"]}, "cannot choose 'diff'"),
     ],
 )
