@@ -11,10 +11,11 @@ import itertools
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from ._rules import PLAIN
+from .errors import DeadlineError, TransportError
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of a whole tensor
 BUDGET = 0.75  # seconds that measuring may take
@@ -50,24 +51,31 @@ class Timed(Protocol):
         """On the device, once done; None if that is not known."""
 
 
-class Pair:
-    """A `Timed` between two events of a device, which have the methods of torch's. `latest`: the
-    one before it, if there was one."""
+class Between:
+    """A `Timed` from its making to `end()`, by events of a device with the methods of torch's."""
 
-    def __init__(self, first: Any, last: Any, latest: Timed | None):
-        self.first, self.last = first, last
-        self._before = latest.last if isinstance(latest, Pair) else first
-        self.ended = False
-        """Whether `last` was recorded."""
+    def __init__(self, record: Callable[[], Any], latest: Timed | None):
+        """`record` makes an event where the device's work has come to; `latest`: the one before."""
+        self._record, self._first, self._last = record, record(), None
+        self._before = latest._last if isinstance(latest, Between) else None
+
+    def end(self, work: Any = None) -> None:
+        """Behind all that was submitted, or behind one work of c10d's."""
+        if work is None:
+            self._last = self._record()
+        else:  # on a stream that waits for it
+            work.get_future().then(lambda _: self.end())
 
     def done(self) -> bool:
         """Whether it ended."""
-        return self.ended and bool(self.last.query())
+        return self._last is not None and bool(self._last.query())
 
     @property
     def seconds(self) -> float | None:
         """From the end of the one before, if that was still under way: they share the link."""
-        whole, alone = (event.elapsed_time(self.last) for event in (self.first, self._before))
+        whole, alone = (
+            event.elapsed_time(self._last) for event in (self._first, self._before or self._first)
+        )
         return 1e-3 * float(min(whole, alone) if alone > 0 else whole)
 
 
@@ -136,11 +144,19 @@ class Table:
 
 
 def poll(stream: Any, seconds: float) -> None:
-    """Until a device's stream, which has torch's methods, is done: looks all the time."""
+    """Until a device's stream, which has torch's methods, is done: looks all the time. None: done.
+    Raises `DeadlineError`."""
     until = time.perf_counter() + seconds
-    while not stream.query():
+    while stream is not None and not stream.query():
         if time.perf_counter() > until:
-            raise RuntimeError(f"timed out after {seconds:g} s")
+            raise DeadlineError(f"timed out after {seconds:g} s")
+
+
+def lost_while_measuring(error: Exception) -> TransportError:
+    """What a plain collective raised that was measured."""
+    late = isinstance(error, DeadlineError) or "imed out" in str(error) or "imeout" in str(error)
+    kind = DeadlineError if late else TransportError
+    return kind(f"measuring for compression_type 'auto': {error}")
 
 
 def calibrate(codecs: tuple[str, ...], probe: Probe, budget: float = BUDGET) -> Table:

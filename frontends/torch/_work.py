@@ -8,8 +8,7 @@ from typing import Any
 
 import torch
 
-from .._hierarchy import Ended
-from .._policy import Pair
+from .._calls import Ended
 from ..errors import DeadlineError
 
 
@@ -30,22 +29,6 @@ def profiler_ranges() -> Callable[[str, bool], None]:
             open_ranges.pop().__exit__(None, None, None)
 
     return observe
-
-
-class Timing(Pair):
-    """Of what the backend does on a GPU between this and `end()`."""
-
-    def __init__(self, device: torch.device, latest: Any) -> None:
-        super().__init__(torch.cuda.Event(True), torch.cuda.Event(True), latest)  # with times
-        self._device = device
-        self.first.record(torch.cuda.current_stream(device))
-
-    def end(self, work: Any = None) -> Any:
-        """Behind a backend's work, or what it made the current stream wait for."""
-        if work is not None:
-            return work.get_future().then(lambda _: self.end())  # on a stream that waits for it
-        self.last.record(torch.cuda.current_stream(self._device))
-        self.ended = True
 
 
 class Work:

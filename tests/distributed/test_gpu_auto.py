@@ -15,7 +15,6 @@ import cccl
 import cccl.torch
 from cccl import _core, _policy
 from cccl.torch._groups import existing
-from cccl.torch._work import Timing
 
 pytestmark = pytest.mark.skipif(not _core.cuda_device_count(), reason="no CUDA device")
 
@@ -137,10 +136,13 @@ def _plain_times():
     """Of calls that queue behind each other, as a model's buckets do."""
     tensors = [torch.ones(4 * MIB, device="cuda") for _ in range(6)]
 
+    def event():
+        return torch.cuda.current_stream().record_event(torch.cuda.Event(enable_timing=True))
+
     def send(clocks):
         works = []
         for tensor in tensors:
-            clocks.append(Timing(tensor.device, clocks[-1] if clocks else None))
+            clocks.append(_policy.Between(event, clocks[-1] if clocks else None))
             works.append(dist.all_reduce(tensor, async_op=True))
             clocks[-1].end(works[-1])
         for work in works:
