@@ -80,7 +80,7 @@ class PlainCall(PlainRow):
             call.label, call.collective, dtype, reason, call.size, numel, nbytes, call.choice,
             call.policy,
         )  # fmt: skip
-        self.reason, self.config = reason, call.asked
+        self.config = call.asked  # by whose id it is found: it must live as long
         self._op, self._src = call.op, call.src
         self._backend = BACKEND[call.collective]
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cccl import _policy
-from cccl._policy import GAIN, SIZES, Choice, Policy, Table, calibrate
+from cccl._policy import GAIN, SIZES, Between, Choice, Policy, Table, calibrate
 from cccl._rules import PLAIN
 
 CODEC = "block_float8"
@@ -260,6 +260,54 @@ def test_a_call_under_way_is_observed_at_a_later_review(simulated):
         return measured, len(followed), policy.watches
 
     assert simulated(Network(2, 125e6), job) == [(1, _policy._MOST_FOLLOWED, True)] * 2
+
+
+class Event:
+    """A device comes to it at that second."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return 1e3 * (later.at - self.at)
+
+
+class Future:
+    """Of a work that ends when a test says so."""
+
+    def get_future(self):
+        return self
+
+    def then(self, callback):
+        self.end = lambda: callback(self)
+
+
+def _between(begin, end, latest=None, work=None):
+    events = iter([Event(begin), Event(end)])
+    call = Between(lambda: next(events), latest)
+    call.end(work)
+    return call
+
+
+def test_calls_between_events_count_from_the_end_of_the_one_before():
+    """As they queue for one link; one that began after that end counts whole."""
+    first = _between(10.0, 12.0)
+    queued = _between(10.5, 15.0, first)
+    after = _between(20.0, 21.0, queued)
+    beside = _between(20.0, 20.5, after)  # ended before the one before it
+    found = [call.seconds for call in (first, queued, after, beside)]
+    assert found == pytest.approx([2.0, 3.0, 1.0, 0.5])
+
+
+def test_a_call_between_events_ends_when_its_work_does():
+    work = Future()
+    call = _between(10.0, 12.0, None, work)
+    assert not call.done()
+    work.end()
+    assert call.done() and call.seconds == pytest.approx(2.0)
 
 
 def test_an_earlier_choice_stands_until_a_review(simulated):
