@@ -42,8 +42,9 @@ _CLUSTER = {
     "intra": ("intra_gbyte", float, "GB/s", "between ranks of one host"),
     "start": ("start_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of a compressed all-reduce"),
     "message": ("message_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of host work per message"),
+    "ranks-per-core": ("ranks_per_core", float, "N", "that share a core, if all are at work"),
     "interference": ("interference", float, "SHARE", "of the work for hidden communication that "
-                     "lengthens the computation"),
+                     "lengthens a step"),
 }  # fmt: skip
 _NCCL = {"latency_us": 5.0, "message_us": 2.0}  # where neither profile nor options say it
 

@@ -3,8 +3,8 @@
 import logging
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -27,6 +27,9 @@ _MOST_KNOWN = 1024  # kinds of buckets
 
 class CompressionState:
     """State of the hook: the group and the configuration (None: that of `cccl.configure`)."""
+
+    # Looks at each bucket before it is sent; what it returns is called with the result.
+    observer: ClassVar[Callable[[dist.GradBucket], Callable[[], None]] | None] = None
 
     def __init__(
         self,
@@ -132,7 +135,11 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     if not reason:
         if call.config.remembers:
             call.memory = state.memory(bucket)
-        return state.submit(call)
+        observer = CompressionState.observer
+        if observer is None:
+            return state.submit(call)
+        sent = observer(bucket)  # before it is overwritten
+        return state.submit(call).then(lambda future: _observed(future, sent))
     plain = call.plainly(reason)
     if call.size == 1:
         plain.record(0.0)
@@ -185,6 +192,12 @@ def _state_of(state: Any) -> CompressionState:
             "cccl.torch.CompressionState"
         )
     return _default_states.setdefault(resolve(state), CompressionState(state))
+
+
+def _observed(future: torch.futures.Future[torch.Tensor], sent: Callable[[], None]) -> torch.Tensor:
+    result = future.value()
+    sent()
+    return result
 
 
 _watcher: Any = None
