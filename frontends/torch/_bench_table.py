@@ -34,7 +34,8 @@ def measure(options: argparse.Namespace, device: torch.device) -> list[dict[str,
         collective: [PLAIN, *configs, *(_peers(collective) if not options.no_peers else ())]
         for collective in options.collective
     }
-    rows, first = [], dist.get_rank() == 0
+    rows: list[dict[str, Any]] = []
+    first = dist.get_rank() == 0
     total = sum(map(len, names.values()))
     with _show.progress(total, "bench table", shown=first) as advance:
         for collective, ways in names.items():

@@ -257,7 +257,7 @@ def _gradient_norms(norms: list[float | None]) -> Iterator[Callable[[], None]]:
 
 def _mean(mine: float) -> float:
     """Over the ranks; the same on all."""
-    everyone: list[Any] = [None] * dist.get_world_size()
+    everyone = [0.0] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return statistics.mean(everyone)
 
