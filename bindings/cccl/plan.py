@@ -119,8 +119,8 @@ def plan(
 
     `model` is its number of parameters, or anything with `parameters()`, as a torch module;
     `cluster` a `Cluster` or the path of a profile that `tune` wrote. Returns what was assumed and,
-    in `rows`, for each number of ranks: `plain`, `flat` (CCCL as it is) and `hierarchical` (as it
-    would be, with plain sums inside each host) with seconds, communication share, exposed and
+    in `rows`, for each number of ranks: `plain`, `flat` and `hierarchical` (with plain sums
+    inside each host, as `hierarchy` does) with seconds, communication share, exposed and
     interference seconds; `gain` (plain over flat); `break_even_gbit` (the line rate from which
     plain is as fast: 0 if at any, inf if at none).
     """
