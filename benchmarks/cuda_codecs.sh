@@ -28,6 +28,8 @@ for dtype in float32 bfloat16 float16; do
   step "bench-$dtype-best" bench --codec block_float4 block_float3 --level best --dtype "$dtype"
   step "bench-$dtype-rotated" bench --codec block_float8 block_float5 block_float4 block_float3 \
     --rotation hadamard --dtype "$dtype"
+  step "bench-$dtype-sparse" bench --codec sparse "sparse(block_float8)" --zeros 0.9 --dtype "$dtype"
+  step "bench-$dtype-top-k" bench --codec sparse --top-k 0.1 --dtype "$dtype"
 done
 for dtype in float32 bfloat16 float16; do step "peers-$dtype" bench --dtype "$dtype" --peers; done
 for kind in bench peers; do cat "$out/$kind"-*.log 2>/dev/null | grep '^{' >"$out/$kind.json"; done

@@ -175,6 +175,7 @@ def _draw(rows: Sequence[Mapping[str, Any]], file: Path) -> None:
                 axis.plot(*zip(*points, strict=True), marker=".", label=way, **style)
         axis.set(title=collective, xscale="log", yscale="log", xlabel="bytes")
     axes[0][0].set_ylabel("bus bandwidth of values, GB/s")
-    axes[0][-1].legend(fontsize="small")
+    fullest = max(axes[0], key=lambda axis: len(axis.lines))
+    figure.legend(*fullest.get_legend_handles_labels(), loc="outside right center")
     figure.savefig(file, dpi=110)
     pyplot.close(figure)

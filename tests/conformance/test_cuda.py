@@ -238,7 +238,7 @@ def test_a_damaged_payload_among_several_is_found(case):
 
 
 def test_every_codec_but_those_for_cpus_has_a_cuda_build():
-    only_cpu = {"sparse", "diff"}
+    only_cpu = {"diff"}
     assert {str(case) for case in CASES if case.device == "cuda"} == {
         str(case.on("cuda")) for case in CASES if case.device == "cpu" and case.name not in only_cpu
     }
@@ -279,3 +279,25 @@ def test_more_than_2_to_the_31_elements(name):
     for first, last in (((1 << 31) - 1024, (1 << 31) + 1024), (n - 1101, n)):
         piece = values[first:last].contiguous()
         assert torch.equal(decoded[first:last], codec.decode(codec.encode(piece)))
+
+
+def test_sparse_with_more_than_2_to_the_31_elements():
+    """F028: rows and cells around 2^31 and at the end are those that a CPU makes of them alone."""
+    torch = pytest.importorskip("torch", reason="fills the device's memory")
+    n, cell = (1 << 31) + 4096 + 77, 2048
+    if torch.cuda.mem_get_info()[0] < 10 * n:
+        pytest.skip("needs 20 GiB of device memory")
+    some = torch.randn(1 << 20, dtype=torch.float16, device="cuda")
+    some[torch.rand(1 << 20, device="cuda") < 0.9] = 0
+    values = some.repeat(n // (1 << 20) + 1)[:n]
+    values[1 << 31 :] *= 3
+    codec = cccl.codec("sparse")
+    payload = codec.encode(values)
+    body = payload._data[64:]
+    for first, last in (((1 << 31) - 2 * cell, (1 << 31) + cell), ((1 << 31) - cell, n)):
+        piece = bytes(codec.encode(values[first:last].cpu()))[64:]
+        rows = 4 * -(-(last - first) // cell)
+        assert bytes(body[4 * (first // cell) :][:rows].cpu().numpy()) == piece[:rows]
+        if last == n:
+            assert bytes(body[rows - len(piece) :].cpu().numpy()) == piece[rows:]
+    assert torch.equal(codec.decode(payload), values)

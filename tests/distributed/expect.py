@@ -33,6 +33,13 @@ def _gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int) -> torch.Ten
     return (values * torch.randn(shape, generator=generator).abs()).to(dtype)
 
 
+def sparse(rank: int, count: int, zeros: float) -> torch.Tensor:
+    """Positive float32 values, a random share of them 0. The same on every rank that asks."""
+    values = gradient(rank, count, torch.float32).abs() + 1e-3
+    kept = torch.rand(count, generator=torch.Generator().manual_seed(rank)) >= zeros
+    return torch.where(kept, values, torch.zeros(()))
+
+
 def weights(rank: int, kind: str, dtype: torch.dtype) -> torch.Tensor:
     """The same on every rank that asks. With NaN payloads and -0.0 where bits are anything."""
     generator = torch.Generator().manual_seed(rank)

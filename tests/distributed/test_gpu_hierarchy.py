@@ -150,7 +150,7 @@ def test_ddp_ranks_stay_bitwise_equal(gpu_ranks, hosts):
 def _refused():
     tensor = torch.ones(5000, device="cuda")
     with pytest.raises(cccl.UnsupportedError):
-        cccl.torch.all_reduce(tensor, config=settings(codec="sparse"))
+        cccl.torch.all_reduce(tensor, config=settings(codec="diff"))
     with pytest.raises(cccl.UnsupportedError, match="CPUs only"):
         cccl.torch.all_reduce(tensor, config=settings(error_feedback="sender"), label="x")
     tensor = torch.ones(5000, device="cuda")
@@ -204,7 +204,7 @@ def _left_alone(hosts, victim, kill):
         stay_away(DEADLINE + 8, kill)
     else:
         tensor, begun = first.clone(), time.monotonic()
-        while len(kinds) < 2 and time.monotonic() - begun < 60:
+        while cccl.ClosedError not in kinds and time.monotonic() - begun < 60:
             try:
                 cccl.torch.all_reduce(tensor, config=config)
                 torch.cuda.synchronize()  # comes back: nothing hangs on the device
@@ -233,6 +233,7 @@ def test_all_ranks_of_all_hosts_get_an_error(own_ranks, hosts, victim, kill):
         assert not isinstance(outcome, Exception), outcome
         kinds, seconds, recovered = outcome
         assert issubclass(kinds[0], cccl.TransportError)
-        assert kinds[1] is cccl.ClosedError
+        # What was raised by a wait may be told once more, by the call after it.
+        assert kinds[-1] is cccl.ClosedError and len(kinds) <= 3
         assert seconds < DEADLINE + 5
         assert recovered is not False

@@ -5,16 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, digest, gradient, rows_of
+from expect import EVERYTHING, assert_equal, digest, gradient, rows_of, sparse
 
 import cccl
 import cccl.torch
-
-
-def sparse(rank: int, count: int, zeros: float) -> torch.Tensor:
-    values = gradient(rank, count, torch.float32).abs() + 1e-3
-    kept = torch.rand(count, generator=torch.Generator().manual_seed(rank)) >= zeros
-    return torch.where(kept, values, torch.zeros(()))
 
 
 def _exact(zeros):

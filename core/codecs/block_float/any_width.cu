@@ -39,6 +39,12 @@ class Kernels {
     use(AnyDecoder<kRotated>{layout_of(count), settings_.bits, Codebook{settings_.codebook}});
   }
 
+  BodySize body_size(DType) const
+    requires(!kRotated)
+  {
+    return {settings_.bits, 2, 2, std::countr_zero(settings_.block)};
+  }
+
  private:
   Layout layout_of(std::uint64_t count) const {
     return {std::countr_zero(settings_.block), code_bytes(count, settings_.bits)};

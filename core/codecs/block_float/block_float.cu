@@ -49,6 +49,8 @@ class Kernels {
       use(Decoder<4, kLinear>{layout});
   }
 
+  BodySize body_size(DType) const { return {settings_.bits, 2, 2, log2_block()}; }
+
  private:
   int log2_block() const { return std::countr_zero(settings_.block); }
 

@@ -20,6 +20,7 @@ struct Kernels {
   void with_decoder(DType, std::uint64_t, Use use) const {
     use(ElementDecoder<To, void>{});
   }
+  static BodySize body_size(DType) { return {.bits = 8 * sizeof(To)}; }
 };
 
 using ToHalf = Kernels<Half, std::bit_cast<std::uint32_t>(65520.0f)>;

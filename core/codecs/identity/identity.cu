@@ -20,6 +20,7 @@ struct Kernels {
     with_float_type(dtype,
                     [&](auto type) { use(ElementDecoder<decltype(type), decltype(type)>{}); });
   }
+  static BodySize body_size(DType dtype) { return {.bits = 8 * static_cast<int>(size_of(dtype))}; }
 };
 
 // Bit patterns of NaN and -0.0 survive, and any dtype passes.

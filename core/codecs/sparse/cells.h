@@ -48,14 +48,6 @@ using Bits = std::conditional_t<sizeof(Real) == 8, std::uint64_t, std::uint32_t>
 template <class Real>
 inline constexpr std::uint64_t kMagnitude = std::numeric_limits<Bits<Real>>::max() >> 1;
 
-// What a cell drops and when it is worth it. 0: not asked for.
-struct Settings {
-  double sparsity = 0.5;  // share of zeros above which a cell is not dense
-  double top_k = 0, threshold = 0;
-
-  bool drops() const { return top_k > 0 || threshold > 0; }
-};
-
 // What a cell holds.
 struct Places {
   Entry entry;

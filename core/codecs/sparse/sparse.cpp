@@ -57,6 +57,9 @@ class Sparse final : public CpuCodec {
   void reduce(const ReduceArgs& args, Values out, Queue&) const override;
   std::unique_ptr<PayloadWriter> writer(const EncodeArgs& args) const override;
 
+  const Settings& settings() const { return settings_; }
+  std::shared_ptr<const Codec> inner() const { return inner_; }
+
  protected:
   std::size_t expected_bytes(const PayloadHeader& header, Bytes payload) const override;
   void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
@@ -388,7 +391,7 @@ std::unique_ptr<Codec> make(const CodecInfo& info, OptionReader& options) {
 }
 
 std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header) {
-  auto inner = inner_of(header, info);
+  auto inner = cccl::inner_of(header, info);
   if (!inner)
     throw CorruptPayloadError("sparse payload has an unknown inner codec, number " +
                               std::to_string(header.params[3]));
@@ -400,6 +403,14 @@ std::unique_ptr<Codec> reopen(const CodecInfo& info, const PayloadHeader& header
 const CodecEntry kEntries[] = {{{10, "sparse", {}, true, false}, make, reopen}};
 
 }  // namespace
+
+const Settings& sparse::settings_of(const Codec& codec) {
+  return dynamic_cast<const Sparse&>(codec).settings();
+}
+
+std::shared_ptr<const Codec> sparse::inner_of(const Codec& codec) {
+  return dynamic_cast<const Sparse&>(codec).inner();
+}
 
 std::span<const CodecEntry> sparse_codecs() { return kEntries; }
 

@@ -3,12 +3,27 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
+
+#include "api/codec.h"
 
 namespace cccl::sparse {
 
 // Values that are encoded together, whatever the tensor around them. A multiple of every block
 // size.
 inline constexpr std::size_t kCell = 2048;
+
+// What a cell drops and when it is worth it. 0: not asked for.
+struct Settings {
+  double sparsity = 0.5;  // share of zeros above which a cell is not dense
+  double top_k = 0, threshold = 0;
+
+  bool drops() const { return top_k > 0 || threshold > 0; }
+};
+
+// Of a sparse codec on a CPU.
+const Settings& settings_of(const Codec& codec);
+std::shared_ptr<const Codec> inner_of(const Codec& codec);
 
 // How a cell says where its values are.
 enum class Form : std::uint8_t { kDense = 0, kBitmap = 1, kGaps = 2 };

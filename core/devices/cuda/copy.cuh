@@ -6,35 +6,6 @@
 
 namespace cccl::cuda {
 
-// The exponent bits of the elements in a 32-bit word: all set in an Inf or NaN.
-struct Exponents {
-  std::uint32_t low, high;  // of two elements, or twice of the same
-  bool odd_words_only;      // those of float64
-  bool floating;
-};
-
-inline Exponents exponents_of(DType dtype) {
-  switch (dtype) {
-    case DType::kFloat32: return {0x7F800000u, 0x7F800000u, false, true};
-    case DType::kFloat16: return {0x7C00u, 0x7C000000u, false, true};
-    case DType::kBFloat16: return {0x7F80u, 0x7F800000u, false, true};
-    case DType::kFloat64: return {0x7FF00000u, 0x7FF00000u, true, true};
-    default: return {};
-  }
-}
-
-__device__ inline bool has_non_finite(const Chunk<kChunkBytes>& chunk, const Exponents& exponents) {
-  bool found = false;
-#pragma unroll
-  for (int i = 0; i < chunk.kWords; ++i) {
-    const std::uint32_t word = chunk.words[i];
-    const bool special =
-        (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
-    found |= special && (i % 2 || !exponents.odd_words_only);
-  }
-  return found && exponents.floating;
-}
-
 // A tile here has words for values: kRows rows of 16 bytes in each lane.
 inline constexpr int kRows = kPerLane * 4 / kChunkBytes;
 
@@ -66,7 +37,9 @@ static __global__ void __launch_bounds__(kThreads)
     }
     bool found = false;
 #pragma unroll
-    for (const auto& row : rows) found |= has_non_finite(row, exponents);
+    for (const auto& row : rows)
+#pragma unroll
+      for (int i = 0; i < row.kWords; ++i) found |= has_non_finite(row.words[i], i, exponents);
     if (found) totals.flags |= kFoundNonFinite;
     out.rows(tile, offset, bytes, rows);
   });

@@ -169,16 +169,19 @@ CudaQueue& cuda_queue(Queue& queue) {
   throw UnsupportedError("a CUDA codec needs the queue of a CUDA device");
 }
 
-std::uint64_t resident_blocks(const void* kernel, int threads, int device) {
+std::uint64_t resident_blocks(const void* kernel, int threads, std::size_t memory, int device) {
   static std::mutex mutex;
   // To ask takes microseconds. Never destroyed, as other threads may launch while the process ends.
   static auto& known = *new std::map<std::pair<const void*, int>, std::uint64_t>;
   const std::lock_guard lock(mutex);
   auto& found = known[{kernel, device}];
   if (found) return found;
+  if (memory > 0)
+    CCCLIB_CUDA(cudaFuncSetAttribute, kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                static_cast<int>(memory));
   int processors = 0, blocks = 0;
   CCCLIB_CUDA(cudaDeviceGetAttribute, &processors, cudaDevAttrMultiProcessorCount, device);
-  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, threads, 0);
+  CCCLIB_CUDA(cudaOccupancyMaxActiveBlocksPerMultiprocessor, &blocks, kernel, threads, memory);
   return found = static_cast<std::uint64_t>(processors) * blocks;
 }
 

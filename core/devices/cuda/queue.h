@@ -67,7 +67,8 @@ class CudaQueue final : public Queue {
 // `queue` as what it must be. Throws UnsupportedError for another device's.
 CudaQueue& cuda_queue(Queue& queue);
 
-// How many blocks of a kernel a device runs at once.
-std::uint64_t resident_blocks(const void* kernel, int threads, int device);
+// How many blocks of a kernel, with `memory` bytes of dynamic shared memory, a device runs at once.
+// That much is allowed from then on.
+std::uint64_t resident_blocks(const void* kernel, int threads, std::size_t memory, int device);
 
 }  // namespace cccl::cuda

@@ -5,6 +5,8 @@
 //     // use(encoder) and use(decoder): kernels.cuh's structs for values of args.in, or `dtype`.
 //     template <class Use> void with_encoder(const EncodeArgs& args, Use use) const;
 //     template <class Use> void with_decoder(DType dtype, std::uint64_t count, Use use) const;
+//     // Optional, for what may be within another codec's payloads: the length of its bodies.
+//     BodySize body_size(DType dtype) const;
 //   };
 // Their member type Values names the one element type that they serve, or is void for all.
 // Names, options, sizes, bounds and headers are those of its CPU codec.
@@ -21,6 +23,7 @@
 
 #include "api/codec.h"
 #include "devices/cpu/cpu_codec.h"
+#include "devices/cuda/cells.cuh"
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
 #include "devices/cuda/queue.h"
@@ -29,12 +32,14 @@ namespace cccl::cuda {
 
 // As many blocks as the device runs at once, if there is work for them, which `parts` share evenly.
 // Where the hardware can, they come while the kernel in front of them ends (see begin()).
+// `memory`: bytes of dynamic shared memory.
 template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
-            std::size_t parts, const Arguments&... arguments) {
+void launch_with(std::size_t memory, void (*kernel)(Parameters...), const CudaQueue& queue,
+                 std::uint64_t tiles, std::size_t parts, const Arguments&... arguments) {
   const int device = queue.device().index;
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
-  const auto most = resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, device);
+  const auto most =
+      resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, memory, device);
   int major = 0;
   CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
   cudaLaunchAttribute early{};
@@ -44,10 +49,17 @@ void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t
   const auto each = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(1, most / parts));
   config.gridDim = {static_cast<unsigned int>(each), static_cast<unsigned int>(parts), 1};
   config.blockDim = kThreads;
+  config.dynamicSmemBytes = memory;
   config.stream = queue.stream();
   config.attrs = &early;
   config.numAttrs = major >= 9 ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "a kernel launch");
+}
+
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
+            std::size_t parts, const Arguments&... arguments) {
+  launch_with(0, kernel, queue, tiles, parts, arguments...);
 }
 
 // Memory of one call, in the order of its queue.
@@ -105,6 +117,17 @@ class CudaCodec : public Codec {
   virtual std::size_t encode_sums(ConstValues values, const EncodeArgs& args,
                                   const Sources& sources, const CudaQueue& queue) const = 0;
 
+  // Cells of this codec within another's payload: the length of their bodies, and what writes them
+  // and completes the payload, or reads them. Throw UnsupportedError where there is no code for it.
+  virtual BodySize body_size(DType) const { refuse_cells(); }
+  virtual void encode_cells(const CellsToEncode&, const EncodeArgs&, const Seal&, const Sources&,
+                            const CudaQueue&) const {
+    refuse_cells();
+  }
+  virtual void decode_cells(const CellsToDecode&, DType, const Sources&, const CudaQueue&) const {
+    refuse_cells();
+  }
+
  protected:
   Seal seal_of(const EncodeArgs& args) const {
     return {args.out.data(), on_cpu_->header_for(args), args.checksum};
@@ -159,6 +182,10 @@ class CudaCodec : public Codec {
   }
 
  private:
+  [[noreturn]] void refuse_cells() const {
+    throw UnsupportedError("codec '" + spec() + "' is not within others on CUDA devices");
+  }
+
   std::shared_ptr<const Codec> reference_;
   const CpuCodec* on_cpu_;
 };
@@ -244,6 +271,37 @@ class CudaTileCodec : public CudaCodec {
     return encode_values({&args, 1}, sources, on, values);
   }
 
+  BodySize body_size(DType dtype) const override {
+    if constexpr (kHasCells)
+      return kernels_.body_size(dtype);
+    else
+      return CudaCodec::body_size(dtype);
+  }
+
+  void encode_cells(const CellsToEncode& task, const EncodeArgs& args, const Seal& seal,
+                    const Sources& sources, const CudaQueue& on) const override {
+    if constexpr (kHasCells)
+      kernels_.with_encoder(args, [&]<class Encoder>(Encoder encoder) {
+        if constexpr (serves_sums<Encoder, float>)
+          launch(encode_cells_kernel<Encoder>, on, task.count, 1, task, encoder, seal, sources,
+                 on.workspace());
+      });
+    else
+      CudaCodec::encode_cells(task, args, seal, sources, on);
+  }
+
+  void decode_cells(const CellsToDecode& task, DType dtype, const Sources& sources,
+                    const CudaQueue& on) const override {
+    if constexpr (kHasCells)
+      kernels_.with_decoder(dtype, kCellValues, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (serves_sums<Decoder, float>)
+          launch(decode_cells_kernel<Decoder>, on, task.count, sources.count, task, decoder,
+                 sources);
+      });
+    else
+      CudaCodec::decode_cells(task, dtype, sources, on);
+  }
+
  protected:
   // Of the same count, dtype and seed, in one launch. Returns a payload's size.
   virtual std::size_t encode_alike(std::span<const EncodeArgs> args, const CudaQueue& on) const {
@@ -266,6 +324,9 @@ class CudaTileCodec : public CudaCodec {
   }
 
  private:
+  static constexpr bool kHasCells =
+      requires(const Kernels& kernels) { kernels.body_size(DType::kFloat32); };
+
   // use(run) for each run of parts that a launch may have together.
   template <class Part, class Key, class Use>
   static void for_alike(std::span<const Part> parts, Key key, Use use) {

@@ -148,4 +148,28 @@ __device__ inline Chunk<kCount * sizeof(T)> store(const Real* from) {
   return to;
 }
 
+// The exponent bits of the elements in a 32-bit word: all set in an Inf or NaN.
+struct Exponents {
+  std::uint32_t low, high;  // of two elements, or twice of the same
+  bool odd_words_only;      // those of float64
+  bool floating;
+};
+
+inline Exponents exponents_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32: return {0x7F800000u, 0x7F800000u, false, true};
+    case DType::kFloat16: return {0x7C00u, 0x7C000000u, false, true};
+    case DType::kBFloat16: return {0x7F80u, 0x7F800000u, false, true};
+    case DType::kFloat64: return {0x7FF00000u, 0x7FF00000u, true, true};
+    default: return {};
+  }
+}
+
+// Of word i of elements.
+__device__ inline bool has_non_finite(std::uint32_t word, int i, const Exponents& exponents) {
+  const bool special =
+      (word & exponents.low) == exponents.low || (word & exponents.high) == exponents.high;
+  return special && (i % 2 || !exponents.odd_words_only) && exponents.floating;
+}
+
 }  // namespace cccl::cuda
