@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import os
 import random
 import statistics
 import subprocess
@@ -31,6 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 import cccl
 import cccl.torch
 from cccl import _show
+from cccl.doctor import examine
 from cccl.plan import load_cluster, plan
 
 HERE = Path(__file__).resolve()
@@ -72,19 +72,9 @@ def main() -> int:
     if not options.json:
         _show.table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
         worst = max(abs(row["error %"]) for row in rows)
-        print(f"largest error: {worst:.1f} %; {os.cpu_count()} cores, {_processor()}")
+        cpu = examine()["cpu"]
+        print(f"largest error: {worst:.1f} %; {cpu['cores']} cores, {cpu['model']}")
     return 0
-
-
-def _processor() -> str:
-    return next(
-        (
-            line.partition(":")[2].strip()
-            for line in Path("/proc/cpuinfo").read_text().splitlines()
-            if line.startswith("model name")
-        ),
-        "unknown processor",
-    )
 
 
 def lab(hosts: int, rate: str, arguments: list[str]) -> dict[str, float]:
