@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._config import _nearest
+from ._sources import nearest
 from .errors import ConfigError
 
 GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
@@ -88,7 +88,7 @@ class Cluster:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"cluster: unknown key {key!r}{_nearest(key, known)}")
+                raise ConfigError(f"cluster: unknown key {key!r}{nearest(key, known)}")
         codecs = {}
         for name, rates in dict(values.get("codecs", {})).items():
             try:

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from . import __version__, _arrays, _core, _nccl
-from ._config import _read_toml
+from ._sources import read_toml
 from .errors import UnsupportedError
 
 _VALUES = 4099  # more than a CUDA tile of 1024, and no multiple of anything
@@ -110,7 +110,7 @@ def as_text(found: dict[str, Any]) -> str:
 
 def supported() -> dict[str, Any]:
     """The versions that CCCL is tested with (versions.toml)."""
-    return _read_toml(Path(__file__).with_name("versions.toml"))
+    return read_toml(Path(__file__).with_name("versions.toml"))
 
 
 def _versions(problems: list[str]) -> dict[str, str | None]:

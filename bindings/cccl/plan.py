@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _arrays, _show, bench
-from ._config import Config, _read_toml_file
+from ._config import Config
 from ._model import (
     LEAST_MESSAGE,
     Cluster,
@@ -25,6 +25,7 @@ from ._model import (
     step,
 )
 from ._rules import parse_bytes
+from ._sources import read_toml_file
 from .errors import ConfigError, UnsupportedError
 
 RANKS = tuple(1 << power for power in range(1, 13))
@@ -158,7 +159,7 @@ def plan(
 
 def load_cluster(path: str | Path) -> Cluster:
     """From the table `[cluster]` of a TOML file."""
-    found = _read_toml_file(Path(path)).get("cluster")
+    found = read_toml_file(Path(path)).get("cluster")
     if not isinstance(found, dict):
         raise ConfigError(
             f"{str(path)!r} has no table [cluster]: `python -m cccl tune` writes profiles"

@@ -11,7 +11,7 @@ import torch.distributed as dist
 
 from .._policy import Policy
 from .._rules import PLAIN
-from ..errors import DeadlineError, TransportError, UnsupportedError
+from ..errors import DeadlineError, TransportError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND
 from ._work import is_capturing
@@ -89,23 +89,8 @@ def _finish(tensor: torch.Tensor) -> None:
 def policy_of(call: Call) -> Policy:
     """Of a call's kind; all ranks of the group measure at its first use."""
     assert call.group is not None
-    config = call.config
-    found = communicator(call.group, call.input.device, config)
-    key = call.collective, call.input.dtype, config.candidate_specs
-    policy = found.policies.get(key)
-    if (policy is None or policy.due) and is_capturing(call.input):
-        raise UnsupportedError(
-            "compression_type 'auto' measures at a collective's first use, which a CUDA graph "
-            "cannot hold: run it once before the capture, or name a codec"
-        )
-    if policy is None:
-        found.agree({
-            "collective": call.collective,
-            "dtype": str(call.input.dtype).removeprefix("torch."),
-            "plan": "auto",
-            "codecs": config.candidate_specs,
-        })  # fmt: skip
-        policy = found.policies[key] = Policy(tuple(config.candidates), Probe(call))
-    elif policy.due:
-        policy.review(Probe(call))
-    return policy
+    found = communicator(call.group, call.input.device, call.config)
+    return found.policy(
+        call.collective, call.input.dtype, call.config, lambda: Probe(call),
+        lambda: is_capturing(call.input),
+    )  # fmt: skip

@@ -13,7 +13,7 @@ from ._ddp import CompressionState
 
 @contextlib.contextmanager
 def layer_errors(model: torch.nn.Module) -> Iterator[dict[str, float]]:
-    """Of the step inside: for each parameter that went compressed, the norm of its gradient's error
+    """Of the step inside: for each parameter that the hook sent, the norm of its gradient's error
     over the norm of the exact mean, filled in at the end. All ranks enter and leave it together.
     Holds copies of the gradients meanwhile."""
     names = {parameter: name for name, parameter in model.named_parameters()}

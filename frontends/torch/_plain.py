@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .. import _core
-from .._stats import plain_bytes
+from .._calls import PlainRow
 from ..errors import TransportError, UnsupportedError
 
 if TYPE_CHECKING:
@@ -70,30 +69,21 @@ BACKEND = {
 }
 
 
-class PlainCall:
+class PlainCall(PlainRow):
     """How a call goes plain: all but its tensors and its group, which it must not keep alive."""
 
     def __init__(self, call: Call, reason: str):
+        numel, nbytes = call.input.numel(), call.input.numel() * call.input.element_size()
+        dtype = str(call.input.dtype).removeprefix("torch.")
+        super().__init__(
+            call.label, call.collective, dtype, reason, call.size, numel, nbytes, call.choice,
+            call.policy,
+        )  # fmt: skip
         self.reason, self.config = reason, call.asked
         self._collective, self._label, self._op, self._src = (
             call.collective, call.label, call.op, call.src
         )  # fmt: skip
         self._backend = BACKEND[call.collective]
-        self._choice, self._policy = call.choice, call.policy
-        self._table = call.policy.table if call.policy else None
-        self._times = (
-            (call.choice.predicted, call.choice.alternative) if call.choice else (0.0, 0.0)
-        )
-        numel, nbytes = call.input.numel(), call.input.numel() * call.input.element_size()
-        dtype = str(call.input.dtype).removeprefix("torch.")
-        self._row = (call.label, call.collective, dtype, reason, call.size, numel, nbytes,
-                     plain_bytes(call.collective, nbytes, call.size))  # fmt: skip
-
-    def again(self) -> bool:
-        """Whether a like call is decided alike."""
-        if self._policy is None or self._choice is None or self._table is None:
-            return True
-        return self._policy.again(self._choice, self._table)
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
@@ -111,12 +101,6 @@ class PlainCall:
         # On a GPU the host knows only that it began.
         self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda))
         return result
-
-    def record(self, seconds: float, *, whole: bool = True) -> None:
-        """Counts a call; `whole`: it has ended, and did not just begin."""
-        _core.record_plain(*self._row, seconds, *self._times)
-        if whole and self._policy is not None and self._choice is not None:
-            self._policy.observe(self._choice, seconds)
 
 
 def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
