@@ -37,8 +37,8 @@ class CompressionState:
     done already, where training goes on from a checkpoint; the same on all ranks.
     """
 
-    # Looks at each bucket before it is sent; what it returns is called with the result.
-    observer: ClassVar[Callable[[dist.GradBucket], Callable[[], None]] | None] = None
+    # Looks at each bucket before it is sent; what it gives takes the result, and returns it.
+    observer: ClassVar[Callable[[dist.GradBucket], Callable[[Any], Any]] | None] = None
 
     def __init__(
         self,
@@ -230,8 +230,8 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
     observer = CompressionState.observer
     if observer is None:
         return state.send_bucket(bucket)
-    sent = observer(bucket)  # before it is overwritten
-    return state.send_bucket(bucket).then(lambda future: _observed(future, sent))
+    observed = observer(bucket)  # before it is overwritten
+    return state.send_bucket(bucket).then(lambda future: observed(future.value()))
 
 
 def compress(
@@ -272,12 +272,6 @@ def _state_of(state: Any) -> CompressionState:
             "cccl.torch.CompressionState"
         )
     return _default_states.setdefault(resolve(state), CompressionState(state))
-
-
-def _observed(future: torch.futures.Future[torch.Tensor], sent: Callable[[], None]) -> torch.Tensor:
-    result = future.value()
-    sent()
-    return result
 
 
 _watcher: Any = None

@@ -17,13 +17,17 @@ def layer_errors(model: torch.nn.Module) -> Iterator[dict[str, float]]:
     over the norm of the exact mean, filled in at the end. All ranks enter and leave it together.
     Holds copies of the gradients meanwhile."""
     names = {parameter: name for name, parameter in model.named_parameters()}
-    seen: list[tuple[list[str], list[torch.Tensor], list[torch.Tensor]]] = []
+    seen: list[tuple[dict[str, int], torch.Tensor, torch.Tensor]] = []
 
-    def observe(bucket: dist.GradBucket) -> Callable[[], None]:
-        views = bucket.gradients()
-        before = [view.clone() for view in views]
-        of = [names.get(parameter, "?") for parameter in bucket.parameters()]
-        return lambda: seen.append((of, before, [view.clone() for view in views]))
+    def observe(bucket: dist.GradBucket) -> Callable[[torch.Tensor], torch.Tensor]:
+        sizes = {names.get(p, "?"): p.numel() for p in bucket.parameters()}
+        before = bucket.buffer().clone()
+
+        def observed(result: torch.Tensor) -> torch.Tensor:
+            seen.append((sizes, before, result.clone()))
+            return result
+
+        return observed
 
     found: dict[str, float] = {}
     CompressionState.observer = observe
@@ -31,13 +35,12 @@ def layer_errors(model: torch.nn.Module) -> Iterator[dict[str, float]]:
         yield found
     finally:
         CompressionState.observer = None
-    seen.sort(key=lambda bucket: bucket[0])  # they end in any order; ranks must agree on one
-    for of, before, after in seen:
-        exact = torch.cat([part.double().flatten() for part in before])
+    seen.sort(key=lambda bucket: list(bucket[0]))  # they end in any order: ranks agree on one
+    for sizes, before, after in seen:
+        exact = before.double()
         dist.all_reduce(exact)
         exact /= dist.get_world_size()
-        for name, right, got in zip(
-            of, exact.split([part.numel() for part in before]), after, strict=True
-        ):
-            power, error = right.norm(), (got.double().flatten() - right).norm()
+        parts = (whole.double().split(list(sizes.values())) for whole in (exact, after))
+        for name, right, got in zip(sizes, *parts, strict=True):
+            power, error = right.norm(), (got - right).norm()
             found[name] = float(error / power) if power > 0 else 0.0
