@@ -20,7 +20,10 @@ def layer_errors(model: torch.nn.Module) -> Iterator[dict[str, float]]:
     seen: list[tuple[dict[str, int], torch.Tensor, torch.Tensor]] = []
 
     def observe(bucket: dist.GradBucket) -> Callable[[torch.Tensor], torch.Tensor]:
-        sizes = {names.get(p, "?"): p.numel() for p in bucket.parameters()}
+        sizes = {
+            names.get(parameter, f"bucket {bucket.index()}, {number}"): parameter.numel()
+            for number, parameter in enumerate(bucket.parameters())  # of another model too
+        }
         before = bucket.buffer().clone()
 
         def observed(result: torch.Tensor) -> torch.Tensor:

@@ -113,7 +113,7 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     np.save(zeros, np.eye(300, dtype=np.float32))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "cccl", "tune", "--seconds", "1", "--output", str(file), "--input", str(zeros),
+         "-m", "cccl", "tune", "--seconds", "0.3", "--output", str(file), "--input", str(zeros),
          "--parameters", "1e6", "--compute", "10ms", "--codec", CODEC, "block_float4", "--json"],
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
