@@ -4,8 +4,8 @@ import functools
 import logging
 import time
 import weakref
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, ClassVar
 
 import torch
 import torch.distributed as dist
@@ -36,6 +36,9 @@ class CompressionState:
     `model`: the DDP model, or the one within, where rules go by name. `step`: how many steps are
     done already, where training goes on from a checkpoint; the same on all ranks.
     """
+
+    # Looks at each bucket before it is sent; what it gives takes the result, and returns it.
+    observer: ClassVar[Callable[[dist.GradBucket], Callable[[Any], Any]] | None] = None
 
     def __init__(
         self,
@@ -225,7 +228,11 @@ def compression_hook(state: Any, bucket: dist.GradBucket) -> torch.futures.Futur
         _stop_watching()
     if bucket.index() == 0:  # DDP sends buckets in this order
         state.begin()
-    return state.send_bucket(bucket)
+    observer = CompressionState.observer
+    if observer is None:
+        return state.send_bucket(bucket)
+    observed = observer(bucket)  # before it is overwritten
+    return state.send_bucket(bucket).then(lambda future: observed(future.value()))
 
 
 def compress(
