@@ -16,10 +16,14 @@ VERSIONS = nox.project.load_toml("bindings/cccl/versions.toml")
 TORCH = os.environ.get("CCCLIB_TORCH", VERSIONS["torch"]["default"])
 
 
+# A wheel of this checkout, as `nox -s build` makes it: saves the other sessions their own.
+WHEEL = os.environ.get("CCCLIB_WHEEL", ".")
+
+
 def install(session: nox.Session, extras: str) -> None:
     """Builds the wheel of this checkout and installs it, with torch where an extra asks for it."""
     torch = [f"torch=={TORCH}"] if "torch" in extras else []
-    session.install(f".[{extras}]", *torch)
+    session.install(f"{WHEEL}[{extras}]", *torch)
 
 
 @nox.session
@@ -119,7 +123,7 @@ def image(session: nox.Session) -> None:
 @nox.session
 def docs(session: nox.Session) -> None:
     """Build docs/ as HTML into build/docs; a broken link is an error."""
-    session.install(".[docs]")
+    install(session, "docs,torch")  # cccl.torch is documented from its docstrings
     session.run("sphinx-build", "-W", "--keep-going", "-b", "html", "-c", "docs", ".", "build/docs")
 
 

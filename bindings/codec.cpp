@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "api/codec.h"
+#include "api/measure.h"
 #include "bindings.h"
 #include "devices/cpu/isa.h"
 #include "devices/cpu/queue.h"
@@ -47,6 +48,24 @@ Bytes bytes_at(std::uintptr_t address, std::size_t bytes) {
 void decode(const Codec& codec, std::uintptr_t payload, std::size_t bytes, std::uintptr_t out,
             std::size_t count, std::uint8_t dtype, Queue* queue) {
   codec.decode(bytes_at(payload, bytes), mutable_values_at(out, count, dtype), QueueOr(queue));
+}
+
+// Sums of squared errors and of squares of what is finite, alike on every processor.
+nb::tuple error_sums(const Codec& codec, std::uintptr_t in, std::size_t count, std::uint8_t dtype) {
+  ErrorSums sums;
+  {
+    const nb::gil_scoped_release no_gil;
+    CpuQueue queue;
+    EncodeArgs args;
+    args.in = values_at(in, count, dtype);
+    std::vector<std::byte> payload(codec.max_encoded_bytes(count, args.in.dtype));
+    std::vector<std::byte> decoded(args.in.bytes());
+    args.out = payload;
+    const Values out{decoded.data(), count, args.in.dtype};
+    codec.decode(Bytes(payload).first(codec.encode(args, queue)), out, queue);
+    sums = compare(args.in, out);
+  }
+  return nb::make_tuple(sums.error_squares, sums.squares);
 }
 
 void reduce(const Codec& codec, const std::vector<std::uintptr_t>& payloads, std::size_t bytes,
@@ -147,6 +166,7 @@ void register_codec(nb::module_& module) {
              return codec.max_encoded_bytes(count, DType{dtype});
            })
       .def("error_bound", error_bound)
+      .def("error_sums", error_sums, "values"_a, "count"_a, "dtype"_a)
       .def("encode", encode, "values"_a, "count"_a, "dtype"_a, "out"_a, "out_bytes"_a, "position"_a,
            "seed"_a, "checksum"_a, queue, no_gil)
       .def("decode", decode, "payload"_a, "bytes"_a, "out"_a, "count"_a, "dtype"_a, queue, no_gil)

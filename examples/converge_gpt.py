@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import corpus
 import torch
 import torch.distributed as dist
@@ -41,3 +43,17 @@ class Training:
         model = self.model.module
         total = sum(model(tokens, targets).item() * len(tokens) for tokens, targets in parts)
         return total / len(self.held_out[0])
+
+    def state_dict(self) -> dict[str, Any]:
+        """All that the next step depends on."""
+        return {
+            "model": self.model.module.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generator": self.generator.get_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Goes on from there."""
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["generator"])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 
-from . import __version__, bench, converge, doctor, plan, profile, tune, watch
+from . import __version__, bench, converge, doctor, plan, profile, rules, tune, watch
 from .errors import Error
 
 
@@ -21,6 +21,7 @@ def main(arguments: list[str] | None = None) -> int:
     doctor.add_command(commands)
     plan.add_command(commands)
     profile.add_command(commands)
+    rules.add_command(commands)
     tune.add_command(commands)
     watch.add_command(commands)
     options = parser.parse_args(arguments)

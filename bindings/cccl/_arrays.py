@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,3 +147,14 @@ def _product(shape: tuple[int, ...]) -> int:
     for extent in shape:
         count *= extent
     return count
+
+
+def may_overlap(shape: Sequence[int], strides: Sequence[int]) -> bool:
+    """Whether two elements could share memory: some dimension steps into a smaller one's reach.
+    Strides are in elements."""
+    reach = 1
+    for stride, size in sorted(zip(strides, shape, strict=True)):
+        if size > 1 and stride < reach:
+            return True
+        reach += (size - 1) * stride
+    return False

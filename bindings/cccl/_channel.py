@@ -7,9 +7,13 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
+from . import _core
 from .errors import ClosedError, DeadlineError, Error, PeerAbortedError, TransportError
+
+if TYPE_CHECKING:
+    from ._config import Config
 
 _KEY = "abort"
 _PATIENCE = 2.0  # seconds; a rank that fails closes its connections just before it can say why
@@ -75,6 +79,12 @@ class StoreChannel:
         self._store = store
         self._notices = notices or Notices(store)
         self._mine: deque[str] = deque()
+
+    def nccl(self, device: int, config: Config, seconds: float) -> Any:
+        """The NCCL transport of its ranks, which connects when it is first used."""
+        return _core.nccl_transport(
+            self.rank, self.size, device, config.nccl_lanes, config.nccl_max_ctas, seconds, self
+        )
 
     def exchange(self, mine: bytes, number: int, seconds: float) -> bytes:
         """What all ranks pass, in their order."""

@@ -3,19 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import functools
-import importlib
-import json
 import os
-import sys
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from . import _core
-from ._rules import AUTO, CONVERT, OF_WEIGHTS, OFF, PLAIN, RULES, parse_bytes, to_tuples
+from ._by_parameter import Rule, rules_of
+from ._checks import check
+from ._rules import (
+    AUTO,
+    COLLECTIVES,
+    CONVERT,
+    OF_WEIGHTS,
+    OFF,
+    PLAIN,
+    RULES,
+    parse_bytes,
+    to_tuples,
+)
+from ._sources import environment, nearest, read_toml
+from ._ways import Ways, ways_of, with_rule
 from .errors import ConfigError
 
 
@@ -64,6 +73,45 @@ class Config:
     """How all_gather and broadcast go where `collective_filter` does not name them: "none", plain;
     "lossless", or another codec that loses nothing; "auto", whichever is faster, plain or lossless,
     measured at first use. None: "auto" if `compression_type` is, else plain."""
+
+    rules: tuple[Rule, ...] = ()
+    """Other codecs for some parameters of DDP models, by name, dimensions or size, or for one
+    collective. A list of tables; the first that matches holds. docs/policy.md explains them."""
+
+    start_step: int = 0
+    """Steps of a DDP or FSDP2 model before this one go plain."""
+
+    schedule: tuple[Any, ...] = ()
+    """From each step on, another `compression_type` of what no rule is of: a list of [step, codec]
+    or [step, codec, codec of the second leg]. Of DDP and FSDP2 models."""
+
+    max_relative_error: float | None = None
+    """More than 0 and less than 1: a DDP bucket goes through the narrowest of `adaptive_codecs`
+    whose relative error (norm of the error over norm of the values) was at most this where it was
+    measured last, else as `compression_type`. None: all go as `compression_type`."""
+
+    target_bits: float | None = None
+    """In its place: codecs such that all buckets together take at most so many bits per value, with
+    the smallest error."""
+
+    adaptive_codecs: tuple[str, ...] = (
+        "block_float3", "block_float4", "block_float5", "block_float6",
+    )  # fmt: skip
+    """What these may choose beside `compression_type`, which must be wider than all of them."""
+
+    measure_every: int = 32
+    """Steps from one measurement to the next. Buckets then go as `compression_type`."""
+
+    spike_factor: float | None = None
+    """More than 1: after a step of a DDP model whose largest mean gradient is not finite, or so
+    many times the usual, `spike_steps` steps go as `spike_type`, and residuals are forgotten. None:
+    no step is looked at."""
+
+    spike_type: str = "none"
+    """Codec of the steps after a spike; "none" for plain."""
+
+    spike_steps: int = 10
+    """How many these are."""
 
     sparsity_threshold: float = 0.5
     """Share of zeros, from 0 to 1, above which `sparse` leaves zeros out if that saves bytes."""
@@ -137,48 +185,22 @@ class Config:
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            value = CONVERT.get(field.name, lambda v: v)(getattr(self, field.name))
+            value = getattr(self, field.name)
+            value = rules_of(value) if field.name == "rules" else value
+            value = CONVERT.get(field.name, lambda v: v)(value)
             object.__setattr__(self, field.name, value)
             allowed, accepts = RULES[field.name]
             if not accepts(value):
                 raise ConfigError(f"{field.name} = {value!r}; allowed: {allowed}")
-        for name in (self.compression_type, self.result_type, *self.auto_codecs):
+        named = [name for way in ways_of(self) for name in way]
+        for name in (*self.auto_codecs, self.spike_type, *named):
             self.codec(name)
-        self._check_feedback()
-        if self.hierarchy != OFF and self.compression_type == AUTO:
-            raise ConfigError(
-                f"hierarchy = {self.hierarchy!r} needs a codec named as compression_type: 'auto' "
-                "measures flat collectives"
-            )
-        candidates = map(self.codec, self.auto_codecs if self.compression_type == AUTO else ())
-        if any(codec is not None and codec.predicts for codec in candidates):
-            raise ConfigError(
-                f"auto_codecs = {self.auto_codecs!r}; allowed: none that predicts (diff), as what "
-                "it goes by would be of another step"
-            )
-        kept = self.codec(self.weights_type)
-        if kept is not None and not kept.lossless:
-            raise ConfigError(
-                f"weights_type = {self.weights_type!r}; allowed: {RULES['weights_type'][0]}. To "
-                "send weights through a codec that loses bits, add 'all_gather' or 'broadcast' to "
-                "collective_filter"
-            )
+        check(self)
 
-    def _check_feedback(self) -> None:
-        """Refuses error feedback where there would be none."""
-        if self.error_feedback == "none":
-            return
-        problem = ""
-        if self.codecs is None:
-            problem = f"a codec named as compression_type, which is {self.compression_type!r}"
-        elif not {"all_reduce", "reduce_scatter"} & {*self.collective_filter}:
-            problem = "all_reduce or reduce_scatter in collective_filter"
-        elif all(codec.lossless for codec in self.codecs):
-            problem = f"a codec that loses something, which {self.codecs[0].name} does not"
-        elif self.error_feedback == "sender" and self.codecs[0].lossless:
-            problem = f"a first leg that loses something, which {self.codecs[0].name} does not"
-        if problem:
-            raise ConfigError(f"error_feedback = {self.error_feedback!r} needs {problem}")
+    @property
+    def is_adaptive(self) -> bool:
+        """Whether a budget chooses codecs."""
+        return self.max_relative_error is not None or self.target_bits is not None
 
     @functools.cached_property
     def feedback(self) -> _core.FeedbackSettings | None:
@@ -211,10 +233,29 @@ class Config:
         return _core.make_codec(name, options) if options else codec
 
     def of(self, collective: str) -> Config:
-        """The settings of one collective. `weights_type` gives those of weights their own."""
+        """The settings of one collective. A rule gives it its own, `weights_type` those of
+        weights."""
+        if self._by_collective and (found := self._by_collective.get(collective)) is not None:
+            return found
         if collective not in OF_WEIGHTS or collective in self.collective_filter:
             return self
         return self._of_weights
+
+    @functools.cached_property
+    def _by_collective(self) -> dict[str, Config]:
+        own = {r.collective: r for r in reversed(self.rules) if r.collective}
+        return {name: with_rule(self, rule) for name, rule in own.items()}
+
+    @functools.cached_property
+    def ways(self) -> Ways | None:
+        """How parameters go at a step; None where that depends on neither."""
+        return Ways(self) if Ways.needed(self) else None
+
+    def reaches(self, collective: str) -> bool:
+        """Whether anything of that collective may go compressed, at any step."""
+        config = self.of(collective)
+        ways = {way.compression_type for way in ways_of(config)}
+        return collective in config.collective_filter and ways != {PLAIN}
 
     @functools.cached_property
     def _of_weights(self) -> Config:
@@ -224,6 +265,8 @@ class Config:
         return dataclasses.replace(
             self, compression_type=kind, weights_type=kind, result_type=None,
             auto_codecs=("lossless",), collective_filter=OF_WEIGHTS, error_feedback="none",
+            rules=(), start_step=0, schedule=(), spike_factor=None,
+            max_relative_error=None, target_bits=None,
             hierarchy=OFF if kind == AUTO else self.hierarchy,
         )  # fmt: skip
 
@@ -261,18 +304,18 @@ class Config:
 
     @functools.cached_property
     def compresses(self) -> bool:
-        """Whether anything may go compressed."""
+        """Whether anything that no rule is of may go compressed."""
         return self.codecs is not None or bool(self.candidates)
 
     @functools.cached_property
     def is_off(self) -> bool:
         """Whether no collective goes compressed."""
-        return not (self.compresses or self._of_weights.compresses)
+        return not any(self.of(collective).compresses for collective in COLLECTIVES)
 
     @property
     def unused(self) -> list[str]:
         """Settings that were changed and that no codec named here takes."""
-        named = f"{self.compression_type} {self.result_type} {self.auto_codecs}"
+        named = f"{[*ways_of(self)]} {self.auto_codecs}"
         fields = [] if "sparse" in named else ["sparsity_threshold", "top_k", "threshold"]
         fields += [] if self.feedback else ["residual_type", "residual_decay"]
         defaults = type(self).__dataclass_fields__
@@ -304,7 +347,7 @@ class Config:
         elif isinstance(source, Mapping):
             values = dict(source)
         elif isinstance(source, str | os.PathLike):
-            values = _read_toml(Path(source))
+            values = read_toml(Path(source))
         else:
             raise ConfigError(
                 f"configuration of type {type(source).__name__}; allowed: dict, Config, TOML path"
@@ -312,8 +355,8 @@ class Config:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"unknown key {key!r}{_nearest(key, known)}")
-        return cls(**{**_environment(cls), **values})
+                raise ConfigError(f"unknown key {key!r}{nearest(key, known)}")
+        return cls(**{**environment(cls), **values})
 
 
 def loaded(config: Any) -> Config:
@@ -330,60 +373,6 @@ def loaded(config: Any) -> Config:
 @functools.lru_cache(maxsize=256)
 def _load_items(items: tuple[tuple[str, type, Any], ...]) -> Config:
     return Config.load({key: value for key, _, value in items})
-
-
-def _nearest(key: str, known: list[str]) -> str:
-    near = difflib.get_close_matches(str(key), known, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; allowed: {', '.join(known)}"
-
-
-def _read_toml(path: Path) -> dict[str, Any]:
-    values = _read_toml_file(path)
-    section = values.get("cccl", values)
-    return dict(section) if isinstance(section, dict) else {"cccl": section}
-
-
-def _read_toml_file(path: Path) -> dict[str, Any]:
-    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
-    try:
-        with path.open("rb") as file:
-            return dict(tomllib.load(file))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{str(path)!r} is no valid TOML: {error}") from error
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read configuration {str(path)!r}: {error}") from error
-
-
-def _environment(cls: type[Config]) -> dict[str, Any]:
-    fields = {f"CCCL_{field.name.upper()}": field for field in dataclasses.fields(cls)}
-    values = {}
-    for variable, text in os.environ.items():
-        if variable in fields:
-            values[fields[variable].name] = _parse(variable, fields[variable].name, text)
-        elif variable.startswith("CCCL_"):
-            near = difflib.get_close_matches(variable, list(fields), n=1, cutoff=0.85)
-            if near:
-                warnings.warn(f"{variable} is not used; did you mean {near[0]}?", stacklevel=4)
-    return values
-
-
-def _parse(variable: str, key: str, text: str) -> Any:
-    """An environment variable's text as the type that its field's default has."""
-    default = Config.__dataclass_fields__[key].default
-    try:
-        if key == "hierarchy":
-            return text if text in (OFF, AUTO) else json.loads(text)
-        if isinstance(default, tuple):
-            return tuple(part.strip() for part in text.split(",") if part.strip())
-        if isinstance(default, bool):
-            return {"1": True, "true": True, "0": False, "false": False}[text.lower()]
-        if isinstance(default, int) or (key == "window" and text != "auto"):
-            return int(text)
-        if isinstance(default, float) or key in ("deadline", "top_k", "threshold"):
-            return float(text)
-    except (KeyError, ValueError):
-        raise ConfigError(f"{variable} = {text!r}; allowed: {RULES[key][0]}") from None
-    return text
 
 
 _configured: Config | None = None
@@ -406,7 +395,7 @@ def configure(
         if isinstance(base, Config):
             base = dataclasses.asdict(base)
         elif isinstance(base, str | os.PathLike):
-            base = _read_toml(Path(base))
+            base = read_toml(Path(base))
         elif not isinstance(base, Mapping):
             base = dataclasses.asdict(Config.load(base))  # which refuses it
         config = {**base, **settings}

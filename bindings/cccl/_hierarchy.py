@@ -1,5 +1,5 @@
-"""Hierarchical collectives: which ranks share a host, and a collective's legs in their order. Knows
-no framework."""
+"""Hierarchical collectives: which ranks share a host, and which legs that makes. Knows no
+framework."""
 
 from __future__ import annotations
 
@@ -7,13 +7,14 @@ import dataclasses
 import hashlib
 import os
 import socket
-import threading
-import time
-from collections import deque
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
-from .errors import ConfigError, Error, NonFiniteError
+from .errors import ConfigError
+
+if TYPE_CHECKING:
+    from ._channel import StoreChannel
+    from ._config import Config
 
 STAGES = GATHER, ACROSS, SPREAD = 0, 1, 2  # inside a host, between hosts, inside a host again
 LEGS = "inside", "between", "inside"  # as the statistics name them
@@ -23,7 +24,6 @@ SORTED = "sorted"  # a buffer: all ranks' parts, lane after lane
 _ALIGNED = 2048  # values; shards begin at multiples of all codecs' blocks
 
 Setting = str | int | tuple[tuple[int, ...], ...]
-Leg = Callable[..., Any]  # submits it, with the core's `on_done` among others
 
 
 class Span(NamedTuple):
@@ -215,141 +215,22 @@ def _number(variable: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-_within = threading.local()  # .lines: those whose callback this thread runs
+def meet(
+    setting: Setting, rank: int, members: Sequence[int], whole: bool, channel: StoreChannel,
+    seconds: float,
+) -> Hosts:  # fmt: skip
+    """The hosts of a group, once all its ranks said where they are. `rank`: in the group; `members`
+    and `whole`: as `place_of` and `hosts_of` say."""
+    mine = packed_place(*place_of(setting, members[rank], members))
+    return hosts_of(channel.exchange(mine, 0, seconds), rank, whole)
 
 
-class Lines:
-    """The stages of a group's collectives. Each takes them in the order of their calls, so that all
-    ranks give a stage's communicator the same ones in the same order, whatever ends first."""
-
-    def __init__(self) -> None:
-        self._waiting: list[deque[Chain]] = [deque() for _ in STAGES]
-        self._lock = threading.Lock()
-
-    def add(self, chain: Chain) -> None:
-        """Behind all that were added before."""
-        with self._lock:
-            for line in self._waiting:
-                line.append(chain)
-        self.advance()
-
-    def advance(self) -> None:
-        """Lets everyone in whose turn it is."""
-        ended = []
-        with self._lock:
-            for stage, line in enumerate(self._waiting):
-                while line and line[0].stage >= stage:
-                    chain = line.popleft()
-                    if chain.stage > stage or chain.begin(stage):
-                        continue
-                    chain.stage = stage + 1 if chain.failure is None else len(STAGES)
-                    if chain.stage == len(STAGES):
-                        ended.append(chain)
-        for chain in ended:  # without the lock: what follows a collective may call the next one
-            chain.end()
-
-
-class Chain:
-    """A collective under way on CPUs, leg by leg: what the core's work is to a flat one."""
-
-    def __init__(
-        self,
-        lines: Lines,
-        legs: Sequence[Leg | None],
-        on_end: Callable[[Exception | None], Exception | None],
-    ):
-        """`on_end` is given the first error, and returns what the collective ends with."""
-        self.stage = 0  # the next that it may enter
-        self.failure: Exception | None = None
-        self._lines, self._legs, self._on_end = lines, legs, on_end
-        self._ended = threading.Event()
-        self._finding: Exception | None = None
-
-    def begin(self, stage: int) -> bool:
-        """Submits the leg of a stage; False if there is none, or if it was refused."""
-        leg = self._legs[stage]
-        if leg is None:
-            return False
-        try:
-            leg(on_done=lambda error: self._left(stage, error))
-        except Exception as error:  # nobody else would end this one
-            self.failure = error
-            return False
-        return True
-
-    def _left(self, stage: int, error: Exception | None) -> None:
-        _within.lines = self._lines
-        try:
-            self._go_on(stage, error)
-        finally:
-            _within.lines = None
-
-    def _go_on(self, stage: int, error: Exception | None) -> None:
-        if isinstance(error, NonFiniteError):  # the other ranks go on to the next leg
-            self._finding, error = of_no_rank(error), None
-        self.failure = error
-        self.stage = stage + 1 if error is None else len(STAGES)
-        if self.stage == len(STAGES):
-            self.end()
-        self._lines.advance()
-
-    def end(self) -> None:
-        """Its last leg is done, or one has failed."""
-        on_end, self._on_end = self._on_end, lambda error: error
-        self._legs = ()  # and the tensors that they hold
-        try:
-            self.failure = on_end(self.failure or self._finding)
-        finally:
-            self._ended.set()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        """Whether it ended in time; raises what it failed with."""
-        if getattr(_within, "lines", None) is self._lines and not self._ended.is_set():
-            raise Error(
-                "a callback of a collective waits for a collective of the same group, which would "
-                "never end: wait outside of callbacks"
-            )
-        if not self._ended.wait(timeout):
-            return False
-        if self.failure is not None:
-            raise self.failure
-        return True
-
-    def done(self) -> bool:
-        return self._ended.is_set()
-
-    def error(self) -> Exception | None:
-        return self.failure if self._ended.is_set() else None
-
-
-def of_no_rank(error: NonFiniteError) -> NonFiniteError:
-    """Without the rank that it came from, as a leg numbers them."""
-    return NonFiniteError(str(error).partition(", first from")[0])
-
-
-class Flow:
-    """A collective's legs on a GPU, all submitted: what the core's work is to a flat one."""
-
-    def __init__(self, works: list[Any], stream: int):
-        self._works, self.stream = works, stream
-
-    def wait(self, timeout: float | None = None) -> bool:
-        until = None if timeout is None else time.monotonic() + timeout
-        for work in self._works:
-            try:
-                if not work.wait(None if until is None else max(0.0, until - time.monotonic())):
-                    return False
-            except NonFiniteError as error:
-                raise of_no_rank(error) from None
-        return True
-
-    def done(self) -> bool:
-        return all(work.done() for work in self._works)
-
-    def error(self) -> Exception | None:
-        found = next(filter(None, (work.error() for work in self._works)), None)
-        return of_no_rank(found) if isinstance(found, NonFiniteError) else found
-
-    def precede(self, device: int, stream: int) -> None:
-        for work in self._works:
-            work.precede(device, stream)
+def fields_of(config: Config, plain: dict[str, str]) -> dict[str, str]:
+    """What ranks compare of a collective in legs; `plain`: what they compare if it goes plain."""
+    return plain | {
+        "plan": f"hierarchy {description(config.hierarchy)}, chunk {config.chunk_size}, window "
+        f"{config.window}, {config.algorithm}",
+        "codecs": " -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())),
+        "checks": f"checksum {config.checksum}, non-finite {config.non_finite}, feedback "
+        f"{config.error_feedback} {config.residual_type} {config.residual_decay}",
+    }

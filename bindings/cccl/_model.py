@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ._config import _nearest
+from ._sources import nearest
 from .errors import ConfigError
 
 GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
@@ -20,7 +20,7 @@ LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 1024 * 1024}  # bytes, as the core's
 
 @dataclasses.dataclass(frozen=True)
 class Rates:
-    """Of a codec on one rank, in GB/s of uncompressed values, all ranks of a host at work."""
+    """Of a codec on one rank that has a core, in GB/s of uncompressed values, others at work."""
 
     bits: float
     """Per value of the gradients' dtype, on the wire."""
@@ -50,9 +50,12 @@ class Cluster:
     """What a message costs a rank at either end."""
     stack_gbyte: float = math.inf
     """Bytes that a rank can send while it receives as many, in GB/s: what sockets cost a core."""
+    ranks_per_core: float = 1.0
+    """That share a core, if all are at work, by which a rank's own work takes longer."""
     interference: float = 0.0
-    """Share of the work done for hidden communication (encoding, sums, sockets) by which the
-    computation beside it becomes longer: 0 where it has cores of its own, 1 where it shares."""
+    """Share of the work done for hidden communication (encoding, sums, sockets) by which a step
+    becomes longer: 0 where it has cores of its own, 1 where computation waits for it, and more
+    where it waits for the computation too."""
     codecs: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -64,8 +67,12 @@ class Cluster:
                 good, allowed = isinstance(value, Mapping), "a table of codecs"
             elif isinstance(value, bool) or not isinstance(value, int | float):
                 good, allowed = False, "a number"
-            elif field.name in ("efficiency", "interference"):
-                good, allowed = 0 <= value <= 1, "a number from 0 to 1"
+            elif field.name == "efficiency":
+                good, allowed = 0 < value <= 1, "a number above 0, up to 1"
+            elif field.name == "interference":
+                good, allowed = 0 <= value < math.inf, "a number from 0"
+            elif field.name == "ranks_per_core":
+                good, allowed = 1 <= value < math.inf, "a number from 1"
             elif field.name == "ranks_per_host":
                 good, allowed = isinstance(value, int) and value > 0, "an integer from 1"
             elif field.name.endswith("_us"):
@@ -81,7 +88,7 @@ class Cluster:
         known = [field.name for field in dataclasses.fields(cls)]
         for key in values:
             if key not in known:
-                raise ConfigError(f"cluster: unknown key {key!r}{_nearest(key, known)}")
+                raise ConfigError(f"cluster: unknown key {key!r}{nearest(key, known)}")
         codecs = {}
         for name, rates in dict(values.get("codecs", {})).items():
             try:
@@ -162,7 +169,7 @@ def plain(cluster: Cluster, nbytes: float, ranks: int) -> Transfer:
         return Transfer(0.0, 0.0)
     alpha = cluster.latency_us * MICRO
     sent = 2 * (ranks - 1) / ranks * nbytes
-    work = sent / (cluster.stack_gbyte * GIGABYTE)
+    work = cluster.ranks_per_core * sent / (cluster.stack_gbyte * GIGABYTE)
     moved = max(sent / _rate(cluster, ranks), work)
     hops = 2 * (ranks - 1)
     if cluster.backend == "nccl":
@@ -252,10 +259,10 @@ def _pipelined(
     payload = nbytes * small / peers
     chunks = min(CHUNKS, max(1, int(payload / LEAST_MESSAGE[cluster.backend])))
     per_byte = 1 / rates.encode + 1 / rates.accumulate + 1 / rates.decode + 1 / rates.encode / peers
-    codec = nbytes * per_byte / GIGABYTE
+    codec = cluster.ranks_per_core * nbytes * per_byte / GIGABYTE
     sent = 2 * (peers - 1) * payload
     sockets = sent / (cluster.stack_gbyte * GIGABYTE)
     messages = 2 * (peers - 1) * chunks * cluster.message_us * MICRO
-    work = codec + sockets + messages
+    work = codec + cluster.ranks_per_core * (sockets + messages)
     begin = (cluster.start_us + 2 * cluster.latency_us) * MICRO
     return Transfer(begin + max(wire, work) + codec / chunks, work)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Callable
 from typing import Any
@@ -17,6 +18,7 @@ AUTO = "auto"
 OFF = "off"
 _UNITS = {"": 1, "B": 1, "KB": 1000, "KIB": 1 << 10, "MB": 10**6, "MIB": 1 << 20,
           "GB": 10**9, "GIB": 1 << 30}  # fmt: skip
+SCHEDULE = "a list of [step, codec] or [step, codec, codec of the second leg], steps rising from 0"
 
 
 def parse_bytes(value: int | str, key: str = "chunk_size") -> int:
@@ -30,7 +32,8 @@ def parse_bytes(value: int | str, key: str = "chunk_size") -> int:
     return int(match[1]) * _UNITS[match[2].upper()]
 
 
-def _is_int(low: int) -> Callable[[Any], bool]:
+def is_int(low: int) -> Callable[[Any], bool]:
+    """A check for integers from `low`."""
     return lambda v: isinstance(v, int) and not isinstance(v, bool) and v >= low
 
 
@@ -42,7 +45,8 @@ def _one_of(*names: str) -> tuple[str, Callable[[Any], bool]]:
     return " or ".join(map(repr, names)), lambda v: isinstance(v, str) and v in names
 
 
-def _is_codec(value: Any) -> bool:
+def is_codec(value: Any) -> bool:
+    """Whether a codec, or one within another, has that name or alias."""
     names = re.fullmatch(r"(\w+)(?:\((\w+)\))?", value) if isinstance(value, str) else None
     return names is not None and all(n in _codec_names() for n in names.groups() if n)
 
@@ -51,12 +55,27 @@ def _codec_names() -> list[str]:
     return [n for name, aliases in _core.codec_names().items() for n in (name, *aliases)]
 
 
+def is_schedule(value: Any) -> bool:
+    """Whether it is what `schedule` may be."""
+    if not isinstance(value, tuple):
+        return False
+    for entry in value:
+        if not isinstance(entry, tuple) or len(entry) not in (2, 3) or not is_int(0)(entry[0]):
+            return False
+        if not (entry[1] == PLAIN or is_codec(entry[1])):
+            return False
+        if len(entry) == 3 and (entry[1] == PLAIN or not is_codec(entry[2])):
+            return False
+    steps = [entry[0] for entry in value]
+    return all(a < b for a, b in itertools.pairwise(steps))
+
+
 def _are_hosts(value: Any) -> bool:
     """Lists of ranks, each in one."""
     if not isinstance(value, tuple) or not all(isinstance(host, tuple) and host for host in value):
         return False
     ranks = [rank for host in value for rank in host]
-    return bool(ranks) and all(map(_is_int(0), ranks)) and len({*ranks}) == len(ranks)
+    return bool(ranks) and all(map(is_int(0), ranks)) and len({*ranks}) == len(ranks)
 
 
 _CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
@@ -64,19 +83,19 @@ _CODECS = ", ".join([*_codec_names(), "sparse(<codec>)", "diff(<codec>)"])
 # Of each field: what an error says is allowed, and the check.
 RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "compression_type": (f"{PLAIN}, {AUTO}, {_CODECS}",
-                         lambda v: v in (PLAIN, AUTO) or _is_codec(v)),
+                         lambda v: v in (PLAIN, AUTO) or is_codec(v)),
     "auto_codecs": (f"a list of {_CODECS.replace(', identity', '')}",
                     lambda v: isinstance(v, tuple) and len(v) > 0
-                    and all(_is_codec(c) and c != "identity" for c in v)),
+                    and all(is_codec(c) and c != "identity" for c in v)),
     "weights_type": (f"{PLAIN}, {AUTO}, lossless, or another codec that loses nothing",
-                     lambda v: v in (None, PLAIN, AUTO) or _is_codec(v)),
-    "result_type": (f"{_CODECS} (or leave it out)", lambda v: v is None or _is_codec(v)),
+                     lambda v: v in (None, PLAIN, AUTO) or is_codec(v)),
+    "result_type": (f"{_CODECS} (or leave it out)", lambda v: v is None or is_codec(v)),
     "block_size": ("a power of two from 32 to 1024",
-                   lambda v: _is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
+                   lambda v: is_int(32)(v) and v <= 1024 and v & (v - 1) == 0),
     "rounding": _one_of("nearest", "stochastic"),
     "level": _one_of("fast", "best"),
     "rotation": _one_of("none", "hadamard"),
-    "seed": ("an integer from 0 to 2^64 - 1", lambda v: _is_int(0)(v) and v < 1 << 64),
+    "seed": ("an integer from 0 to 2^64 - 1", lambda v: is_int(0)(v) and v < 1 << 64),
     "collective_filter": (f"a list of {', '.join(_FILTERED)}",
                           lambda v: isinstance(v, tuple) and all(c in _FILTERED for c in v)),
     "sparsity_threshold": ("a number from 0 to 1", lambda v: isinstance(v, float) and 0 <= v <= 1),
@@ -88,14 +107,29 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "residual_type": _one_of("float32", "bfloat16", "block_float8"),
     "residual_decay": ("a number, more than 0 and at most 1",
                        lambda v: isinstance(v, float) and 0 < v <= 1),
+    "rules": ("a list of tables, each with compression_type and conditions",
+              lambda v: isinstance(v, tuple)),
+    "start_step": ("an integer from 0", is_int(0)),
+    "schedule": (SCHEDULE, is_schedule),
+    "max_relative_error": ("a number, more than 0 and less than 1",
+                           lambda v: v is None or (isinstance(v, float) and 0 < v < 1)),
+    "target_bits": ("bits per value, more than 0 and at most 64",
+                    lambda v: v is None or (isinstance(v, float) and 0 < v <= 64)),
+    "adaptive_codecs": (f"a list of {_CODECS}",
+                        lambda v: isinstance(v, tuple) and len(v) > 0 and all(map(is_codec, v))),
+    "measure_every": ("an integer from 2", is_int(2)),
+    "spike_factor": ("a number, more than 1",
+                     lambda v: v is None or (isinstance(v, float) and 1 < v < float("inf"))),
+    "spike_type": (f"{PLAIN}, {_CODECS}", lambda v: v == PLAIN or is_codec(v)),
+    "spike_steps": ("an integer from 1", is_int(1)),
     "chunk_size": ("'auto', or 4096 bytes to 1024 GiB, as an integer or as '2MiB'",
                    lambda v: v == "auto" or (isinstance(v, int | str) and not isinstance(v, bool)
                                              and 4096 <= parse_bytes(v) <= 1 << 40)),
     "window": ("'auto', or an integer from 1 to 64",
-               lambda v: v == "auto" or (_is_int(1)(v) and v <= 64)),
+               lambda v: v == "auto" or (is_int(1)(v) and v <= 64)),
     "algorithm": _one_of("auto", "two_shot", "one_shot"),
     "hierarchy": ("'off', 'auto', ranks per host, or a list of each host's ranks",
-                  lambda v: v in (OFF, AUTO) or _is_int(1)(v) or _are_hosts(v)),
+                  lambda v: v in (OFF, AUTO) or is_int(1)(v) or _are_hosts(v)),
     "checksum": ("true or false", _is_bool),
     "non_finite": _one_of("propagate", "raise"),
     "strict": ("true or false", _is_bool),
@@ -104,8 +138,8 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_size": ("bytes, as an integer from 0 or as '16KiB'",
                  lambda v: isinstance(v, int | str) and not isinstance(v, bool)
                  and parse_bytes(v, "min_size") >= 0),
-    "nccl_lanes": ("an integer from 1 to 8", lambda v: _is_int(1)(v) and v <= 8),
-    "nccl_max_ctas": ("an integer from 0 to 64", lambda v: _is_int(0)(v) and v <= 64),
+    "nccl_lanes": ("an integer from 1 to 8", lambda v: is_int(1)(v) and v <= 8),
+    "nccl_max_ctas": ("an integer from 0 to 64", lambda v: is_int(0)(v) and v <= 64),
     "debug": ("true or false", _is_bool),
     "attach_ddp": ("true or false", _is_bool),
 }  # fmt: skip
@@ -135,5 +169,10 @@ CONVERT: dict[str, Callable[[Any], Any]] = {
     "top_k": _to_float,
     "threshold": _to_float,
     "residual_decay": _to_float,
+    "spike_factor": _to_float,
+    "max_relative_error": _to_float,
+    "target_bits": _to_float,
+    "adaptive_codecs": _to_tuple,
+    "schedule": to_tuples,
     "deadline": _to_float,
 }

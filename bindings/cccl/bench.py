@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from . import _arrays, _bench_cuda, _bench_peers, _core
+from . import _arrays, _bench_cuda, _bench_peers, _bench_table, _core
 from ._config import Config
 from ._rules import COLLECTIVES, PLAIN
 from .errors import ConfigError, UnsupportedError
@@ -54,6 +54,7 @@ def add_commands(commands: Any) -> None:
     )
     collective.add_argument("--deadline", type=float, default=300.0, help="seconds per wait")
     collective.set_defaults(run=run_collective)
+    _bench_table.add_command(kinds)
 
     for command in (codec, collective):
         command.add_argument(

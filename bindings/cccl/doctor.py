@@ -9,13 +9,16 @@ import importlib
 import json
 import os
 import platform
+import socket
+import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from . import __version__, _arrays, _core, _nccl
-from ._config import _read_toml
+from ._sources import read_toml
 from .errors import UnsupportedError
 
 _VALUES = 4099  # more than a CUDA tile of 1024, and no multiple of anything
@@ -24,7 +27,9 @@ _VALUES = 4099  # more than a CUDA tile of 1024, and no multiple of anything
 def add_command(commands: Any) -> None:
     """Adds `doctor` to the command line."""
     doctor = commands.add_parser(
-        "doctor", help="what is installed and found here, and whether it works; status 1 if not"
+        "doctor",
+        help="what is installed and found here, and whether it works; status 1 if not",
+        epilog="example: python -m cccl doctor --json > doctor.json",
     )
     doctor.add_argument("--json", action="store_true", help="one JSON object")
     doctor.set_defaults(run=run)
@@ -46,16 +51,49 @@ def examine() -> dict[str, Any]:
         "build": _core.build,
         "cuda": _cuda(problems),
         "nccl": _nccl_library(problems),
+        "network": _network(),
         "self_test": _self_test(problems),
     }
-    return {**found, "problems": problems}
+    return {**found, "warnings": known_bad(found), "problems": problems}
+
+
+def known_bad(found: Mapping[str, Any]) -> list[str]:
+    """What versions.toml lists as bad and is so here, with the remedy: slow or hanging, not
+    broken."""
+    devices = (found["cuda"] or {}).get("devices")
+    ranks, local = (os.environ.get(name, "1") for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
+    warnings = []
+    for entry in supported()["known_bad"]:
+        name, _, value = entry["environment"].partition("=")
+        holds = os.environ.get(name) == value
+        holds = holds and bool(devices or not entry.get("cuda"))
+        holds = holds and (ranks != local or not entry.get("several_hosts"))
+        if holds:
+            warnings.append(f"{entry['environment']}: {entry['problem']}: {entry['remedy']}")
+    return warnings
+
+
+def _network() -> dict[str, str]:
+    """Interfaces with their state, and their line rate where the driver knows it."""
+    found = {}
+    for _, name in socket.if_nameindex():
+        folder, parts = Path("/sys/class/net", name), []
+        for file, unit in ("operstate", ""), ("speed", " Mbit/s"), ("mtu", " bytes MTU"):
+            try:
+                text = (folder / file).read_text().strip()
+            except OSError:  # an interface that is down, or no sysfs
+                continue
+            if not text.startswith("-"):
+                parts.append(text + unit)
+        found[name] = ", ".join(parts) or "unknown"
+    return found
 
 
 def as_text(found: dict[str, Any]) -> str:
     """Aligned lines; problems last."""
     lines = []
     for section, fields in found.items():
-        if section == "problems":
+        if section in ("warnings", "problems"):
             continue
         lines.append(section.replace("_", " "))
         for name, value in (fields or {"none": "not found"}).items():
@@ -65,13 +103,14 @@ def as_text(found: dict[str, Any]) -> str:
                 for entry in values
             )
             lines.append(f"  {name:18} {shown or 'none'}")
+    lines += [f"warning: {warning}" for warning in found["warnings"]]
     lines += [f"problem: {problem}" for problem in found["problems"]]
     return "\n".join([*lines, "" if found["problems"] else "all is well"]).rstrip()
 
 
 def supported() -> dict[str, Any]:
     """The versions that CCCL is tested with (versions.toml)."""
-    return _read_toml(Path(__file__).with_name("versions.toml"))
+    return read_toml(Path(__file__).with_name("versions.toml"))
 
 
 def _versions(problems: list[str]) -> dict[str, str | None]:
@@ -93,6 +132,8 @@ def _versions(problems: list[str]) -> dict[str, str | None]:
         except Exception as error:  # whatever a broken installation raises
             found[name] = None
             problems.append(f"{name} cannot be imported: {type(error).__name__}: {error}")
+    version = getattr(sys.modules.get("torch"), "version", None)
+    found["torch_cuda"] = getattr(version, "cuda", None)
     if found["torch"] and _release(found["torch"]) < _release(oldest):
         problems.append(f"torch {found['torch']} is older than {oldest}: pip install -U torch")
     return found

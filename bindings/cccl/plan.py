@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from . import _arrays, _show, bench
-from ._config import Config, _read_toml_file
+from ._config import Config
 from ._model import (
     LEAST_MESSAGE,
     Cluster,
@@ -25,6 +25,7 @@ from ._model import (
     step,
 )
 from ._rules import parse_bytes
+from ._sources import read_toml_file
 from .errors import ConfigError, UnsupportedError
 
 RANKS = tuple(1 << power for power in range(1, 13))
@@ -42,8 +43,9 @@ _CLUSTER = {
     "intra": ("intra_gbyte", float, "GB/s", "between ranks of one host"),
     "start": ("start_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of a compressed all-reduce"),
     "message": ("message_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of host work per message"),
+    "ranks-per-core": ("ranks_per_core", float, "N", "that share a core, if all are at work"),
     "interference": ("interference", float, "SHARE", "of the work for hidden communication that "
-                     "lengthens the computation"),
+                     "lengthens a step"),
 }  # fmt: skip
 _NCCL = {"latency_us": 5.0, "message_us": 2.0}  # where neither profile nor options say it
 
@@ -118,8 +120,8 @@ def plan(
 
     `model` is its number of parameters, or anything with `parameters()`, as a torch module;
     `cluster` a `Cluster` or the path of a profile that `tune` wrote. Returns what was assumed and,
-    in `rows`, for each number of ranks: `plain`, `flat` (CCCL as it is) and `hierarchical` (as it
-    would be, with plain sums inside each host) with seconds, communication share, exposed and
+    in `rows`, for each number of ranks: `plain`, `flat` and `hierarchical` (with plain sums
+    inside each host, as `hierarchy` does) with seconds, communication share, exposed and
     interference seconds; `gain` (plain over flat); `break_even_gbit` (the line rate from which
     plain is as fast: 0 if at any, inf if at none).
     """
@@ -157,7 +159,7 @@ def plan(
 
 def load_cluster(path: str | Path) -> Cluster:
     """From the table `[cluster]` of a TOML file."""
-    found = _read_toml_file(Path(path)).get("cluster")
+    found = read_toml_file(Path(path)).get("cluster")
     if not isinstance(found, dict):
         raise ConfigError(
             f"{str(path)!r} has no table [cluster]: `python -m cccl tune` writes profiles"

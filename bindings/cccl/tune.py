@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
         raise UnsupportedError(f"tune needs {error.name}: pip install 'cccl[torch]'") from error
     with launched("tune", options.device, options.deadline) as device:
         first = dist.get_rank() == 0
-        with _show.progress(4, "tune", shown=first) as advance:
+        with _show.progress(5, "tune", shown=first) as advance:
             found = measure(
                 codecs=options.codec, device=device, seconds=options.seconds, advance=advance
             )
@@ -160,7 +160,8 @@ def _print(found: dict[str, Any], output: Path | None) -> None:
     print(
         f"link {cluster['link_gbit']:.3g} Gbit/s, latency {cluster['latency_us']:.3g} us, start "
         f"{cluster['start_us']:.3g} us, message {cluster['message_us']:.3g} us, "
-        f"sockets {cluster['stack_gbyte']:.3g} GB/s, interference {cluster['interference']:.0%}"
+        f"sockets {cluster['stack_gbyte']:.3g} GB/s, {cluster['ranks_per_core']:.2g} ranks "
+        f"per core, interference {cluster['interference']:.2f}"
     )
     for name, rates in cluster["codecs"].items():
         print(f"{name}: encode {rates['encode']:.3g}, sum {rates['accumulate']:.3g}, decode "

@@ -10,7 +10,6 @@ import numpy as np
 
 from .._policy import Policy
 from .._rules import PLAIN
-from ..errors import UnsupportedError
 from ._arrays import empty, moved, repeated, stream_of
 from ._connections import Connection
 
@@ -79,22 +78,8 @@ class Probe:
 
 def policy_of(call: Call, found: Connection) -> Policy:
     """Of a call's kind; all ranks measure at its first use."""
-    policy = found.policies.get(call.policy_key)
     stream = stream_of(call.device)
-    if (policy is None or policy.due) and stream is not None and stream.is_capturing():
-        raise UnsupportedError(
-            "compression_type 'auto' measures at a collective's first use, which a CUDA graph "
-            "cannot hold: run it once before the capture, or name a codec"
-        )
-    if policy is None:
-        found.core.agree({
-            "collective": call.collective,
-            "dtype": call.source.dtype.name,
-            "plan": "auto",
-            "codecs": call.config.candidate_specs,
-        }).wait()  # fmt: skip
-        names = tuple(call.config.candidates)
-        policy = found.policies[call.policy_key] = Policy(names, Probe(call, found))
-    elif policy.due:
-        policy.review(Probe(call, found))
-    return policy
+    return found.policy(
+        call.collective, call.source.dtype.name, call.config, lambda: Probe(call, found),
+        lambda: stream is not None and stream.is_capturing(),
+    )  # fmt: skip

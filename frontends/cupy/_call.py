@@ -7,8 +7,9 @@ import time
 from typing import Any
 
 from .. import _core
+from .._calls import GATHERED, REDUCING, check_pair, check_parts, settings_of
 from .._config import Config
-from .._policy import Choice
+from .._policy import Choice, Policy
 from .._rules import AUTO, PLAIN
 from ..errors import ConfigError, NotCompressedError, UnsupportedError
 from ._arrays import Memory, memory_of, stream_of
@@ -16,8 +17,6 @@ from ._auto import policy_of
 from ._connections import Connection, Way
 
 OPS = ("sum", "avg")
-REDUCING = ("all_reduce", "reduce_scatter")
-GATHERED = ("reduce_scatter", "all_gather")
 _IDENTITY = _core.make_codec("identity", {})
 
 
@@ -63,11 +62,6 @@ class Call:
         return self.source.device
 
     @property
-    def policy_key(self) -> Any:
-        """Of calls that take equally long."""
-        return self.collective, self.source.dtype.name, self.config.candidate_specs
-
-    @property
     def reduces(self) -> bool:
         """Whether it adds values up, and does not only move them."""
         return self.collective in REDUCING
@@ -82,12 +76,7 @@ class Call:
         whole, part = self.source, self.target
         if self.collective == "all_gather":
             whole, part = part, whole
-        if self.collective in GATHERED and whole.numel != size * part.numel:
-            name = "input" if self.collective == "reduce_scatter" else "output"
-            raise ConfigError(
-                f"{self.where}: the {name} has {whole.numel} values; for {size} ranks with "
-                f"{part.numel} each it must have {size * part.numel}"
-            )
+        check_parts(self.where, self.collective, size, whole.numel, part.numel)
         if whole is not part and whole.meets(part):
             own = whole.address + (rank * part.nbytes if self.collective in GATHERED else 0)
             if part.address != own:
@@ -98,7 +87,7 @@ class Call:
 
     def start(self, found: Connection) -> Running:
         """Submits it, on a GPU behind the current stream's work."""
-        codecs, choice = self._decide(found)
+        codecs, choice, policy = self._decide(found)
         config, source, target = self.config, self.source, self.target
         part = min(source.numel, target.numel)
         stream = stream_of(self.device)
@@ -107,53 +96,46 @@ class Call:
             self.collective, source.address, source.numel, target.address, target.numel,
             source.dtype.number, *codecs, average=self.op == "avg", root=self.root,
             counts=[part] * found.core.size if self.collective in GATHERED else [],
-            chunk_bytes=config.chunk_bytes, window=config.window_chunks,
-            algorithm=config.algorithm, seed=config.seed, checksum=config.checksum,
             raise_non_finite=config.non_finite == "raise", label=self.label,
-            deadline=config.deadline, predicted=choice.predicted if choice else 0.0,
+            predicted=choice.predicted if choice else 0.0,
             alternative=choice.alternative if choice else 0.0,
-            stream=stream.ptr if stream else 0, debug=config.debug,
+            stream=stream.ptr if stream else 0, debug=config.debug, **settings_of(config),
         )  # fmt: skip
-        return Running(self, found, work, stream, choice, begun)
+        if policy is not None and choice is not None and stream is not None and policy.watches:
+            if not stream.is_capturing():
+                policy.follow(choice, work, time.perf_counter() - begun)
+        return Running(self, work, stream, choice, policy, begun)
 
     def _check_pair(self) -> None:
         source, target = self.source, self.target
-        if source.device != target.device:
-            text = [
-                "the CPU" if memory.device is None else f"GPU {memory.device}"
-                for memory in (source, target)
-            ]
-            raise UnsupportedError(
-                f"{self.where}: input is on {text[0]}, output on {text[1]}; they must be on the "
-                "same device"
-            )
-        if self.array.dtype != self.out.dtype:
-            raise UnsupportedError(
-                f"{self.where}: input is {self.array.dtype}, output {self.out.dtype}; they must be "
-                "the same"
-            )
+        devices = [
+            "the CPU" if memory.device is None else f"GPU {memory.device}"
+            for memory in (source, target)
+        ]
+        check_pair(self.where, (devices[0], devices[1]), (self.array.dtype, self.out.dtype))
         if self.collective == "all_reduce" and source.numel != target.numel:
             raise ConfigError(
                 f"{self.where}: the input has {self.array.size} values, the output "
                 f"{self.out.size}; they must be equal"
             )
 
-    def _decide(self, found: Connection) -> tuple[tuple[Any, Any], Choice | None]:
-        """The codecs of both legs; what goes plain goes through the exact codec."""
+    def _decide(self, found: Connection) -> tuple[tuple[Any, Any], Choice | None, Policy | None]:
+        """The codecs of both legs, and what chose them. What goes plain goes through the exact
+        codec."""
         plain = _IDENTITY, _IDENTITY
-        config, choice = self.config, None
+        config, choice, policy = self.config, None, None
         if (
             self.exact
             or not config.compresses
             or self.collective not in config.collective_filter
             or not self.source.dtype.floating
         ):
-            return plain, None
+            return plain, None, None
         if config.compression_type == AUTO:
             policy = policy_of(self, found)
             choice = policy.choose(max(self.source.nbytes, self.target.nbytes))
             if choice.codec == PLAIN:
-                return plain, choice
+                return plain, choice, policy
             config = config.candidates[choice.codec]
         assert config.codecs is not None
         for codec in config.codecs:
@@ -162,8 +144,8 @@ class Call:
                     raise NotCompressedError(
                         f"{self.where}: codec {codec.name!r} does not take {self.source.dtype.name}"
                     )
-                return plain, choice
-        return config.codecs, choice
+                return plain, choice, policy
+        return config.codecs, choice, policy
 
 
 class Running:
@@ -172,14 +154,14 @@ class Running:
     def __init__(
         self,
         call: Call,
-        found: Connection,
         work: Any,
         stream: Any,
         choice: Choice | None,
+        policy: Policy | None,
         begun: float,
     ):
-        self.call, self._found, self._work, self._stream = call, found, work, stream
-        self._choice, self._begun = choice, begun
+        self.call, self._work, self._stream = call, work, stream
+        self._choice, self._policy, self._begun = choice, policy, begun
 
     def wait(self) -> None:
         """The host waits on a CPU, the current stream on a GPU; raises what went wrong by then."""
@@ -194,6 +176,5 @@ class Running:
 
     def _wait_on_host(self) -> None:
         self._work.wait()
-        if self._choice is not None and self._stream is None:
-            policy = self._found.policies[self.call.policy_key]
-            policy.observe(self._choice, time.perf_counter() - self._begun)
+        if self._choice is not None and self._policy is not None and self._stream is None:
+            self._policy.observe(self._choice, time.perf_counter() - self._begun)

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from .. import _core, _nccl
+from .._calls import check_built_for_gpu
 from .._channel import StoreChannel
 from .._config import Config
-from .._policy import Policy
+from .._members import Members
 from ..errors import MismatchError, UnsupportedError
 from ._arrays import cupy
 from ._meeting import Meeting
@@ -21,14 +22,14 @@ _STREAMS = 2  # on a GPU: one collective begins while the one before ends
 _streams: list[Any] = []  # of all connections: the core's memory goes back on them at its end
 
 
-class Connection:
+class Connection(Members):
     """Some ranks on one kind of device, over NCCL on GPUs and over sockets on CPUs."""
 
     def __init__(
         self, channel: StoreChannel, host: str, device: int | None, config: Config, deadline: float
     ):
+        super().__init__(on_gpu=device is not None)
         self.device = device
-        self.policies: dict[Any, Policy] = {}  # of compression_type "auto"
         self._sockets: SocketTransport | None = None
         if device is None:
             self._sockets = SocketTransport(channel, host, deadline)
@@ -36,10 +37,7 @@ class Connection:
             self.core = _core.Communicator(transport, deadline)
             return
         _nccl.load_wheel()
-        transport = _core.nccl_transport(
-            channel.rank, channel.size, device, config.nccl_lanes, config.nccl_max_ctas, deadline,
-            channel,
-        )  # fmt: skip
+        transport = channel.nccl(device, config, deadline)
         with cupy().cuda.Device(device):
             make = cupy().cuda.Stream
             streams = [make(non_blocking=True, priority=-1) for _ in range(_STREAMS)]
@@ -79,12 +77,7 @@ class Connections:
 
     def _make(self, way: Way, device: int | None, config: Config) -> Connection:
         if device is not None:
-            if not _core.cuda_built():
-                raise UnsupportedError(
-                    f"an array is on GPU {device}, and this build of cccl has no CUDA code. "
-                    "Install one that has (python -m cccl doctor says what this one is), or build "
-                    "with CCCLIB_CUDA=ON"
-                )
+            check_built_for_gpu(f"an array is on GPU {device}")
             if self._device not in (None, device):
                 self._refuse(device)
             self._device = device

@@ -20,6 +20,7 @@ from ._work import Work
 if _dist.is_available():
     from ._backend import register as _register
     from ._ddp import CompressionState, attach, compress, compression_hook
+    from ._explain import explain
     from ._fsdp import compress_fsdp
 
     _register()
@@ -45,6 +46,7 @@ __all__ = [
     "compress",
     "compress_fsdp",
     "compression_hook",
+    "explain",
     "recover",
     "reduce_scatter",
     "state_of",

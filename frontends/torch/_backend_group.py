@@ -13,9 +13,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-from .. import _core
+from .._calls import PlainRow, why_plain
 from .._config import Config, current_config
-from .._stats import plain_bytes
 from ..errors import NotCompressedError, UnsupportedError
 from ._call import Call
 from ._compile import untraced
@@ -57,7 +56,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         super().__init__(plain_group.rank(), plain_group.size())
         self.plain_group, self.config = plain_group, config
         self._ranks, self._devices = ranks, devices
-        self._rows: dict[Any, tuple[Any, ...]] = {}
+        self._rows: dict[Any, PlainRow] = {}
         for device in plain_group._device_types:  # for what C++ asks of the group itself
             kind = _KIND.NCCL if device.type == "cuda" else _KIND.GLOO
             self._register_backend(device, kind, plain_group._get_backend(device))
@@ -231,10 +230,12 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
                 return GroupWork([found.submit()], [output])
             found.perform()
             return finished([output])
-        begun, work = time.perf_counter(), plain()
+        clock, begun, work = found.clock(input), time.perf_counter(), plain()
         if work is not None and not opts.asyncOp:  # NCCL has made the current stream wait already
             work.wait()
-        found.record(time.perf_counter() - begun, whole=not opts.asyncOp)
+        later = opts.asyncOp
+        found.record(time.perf_counter() - begun, whole=not (later or input.is_cuda), clock=clock,
+                     work=work if later else None)  # fmt: skip
         return work
 
     def _send_all(
@@ -285,21 +286,17 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         whole = self.config or current_config()
         if whole.is_off:
             return True
-        config, reason = whole.of(collective), ""
+        config = whole.of(collective)
         if not config.compresses:
             return True
-        if self.size() == 1:
-            reason = "world size 1"
-        elif collective not in config.collective_filter:
-            reason = "not in collective_filter"
-        elif not (input.is_floating_point() or input.is_complex()):
-            reason = "integers are never lossy"
-        elif input.device.type not in self._devices:
-            reason = "its device has a plain backend"
-        elif parts * max(_nbytes(input), _nbytes(output)) < config.min_bytes:
-            reason = "below min_size"
-        elif config.codecs and all(codec.name == "identity" for codec in config.codecs):
-            reason = "identity"
+        reason = why_plain(config, collective, self.size())
+        if not reason:
+            if not (input.is_floating_point() or input.is_complex()):
+                reason = "integers are never lossy"
+            elif input.device.type not in self._devices:
+                reason = "its device has a plain backend"
+            elif parts * max(_nbytes(input), _nbytes(output)) < config.min_bytes:
+                reason = "below min_size"
         if reason:
             self._count(collective, input, reason)
         return bool(reason)
@@ -312,10 +309,8 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             if len(self._rows) == _MOST_ROWS:
                 self._rows.clear()
             nbytes, dtype = _nbytes(input), str(input.dtype).removeprefix("torch.")
-            row = (_LABEL, collective, dtype, reason, size, numel, nbytes,
-                   plain_bytes(collective, nbytes, size), 0.0, 0.0, 0.0)  # fmt: skip
-            self._rows[key] = row
-        _core.record_plain(*row)
+            row = self._rows[key] = PlainRow(_LABEL, collective, dtype, reason, size, numel, nbytes)
+        row.record(0.0, whole=False)
 
 
 def _nbytes(tensor: torch.Tensor) -> int:

@@ -10,27 +10,35 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from .. import _core
-from .._arrays import DTYPES, DType
+from .._arrays import DTYPES, DType, may_overlap
+from .._calls import (
+    GATHERED,
+    REDUCING,
+    check_built_for_gpu,
+    check_pair,
+    check_parts,
+    fields_of_plain,
+    settings_of,
+    why_plain,
+)
 from .._config import Config, current_config, loaded
 from .._policy import Choice, Policy
 from .._rules import AUTO, OFF, PLAIN
+from .._state import Memory
 from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, inside, resolve
 from ._hierarchy import route
 from ._plain import OPS, PlainCall, is_apart, is_simple
-from ._state import Memory
-from ._tensors import check_kind, copy_back, detached, may_overlap, reach, real
+from ._state import state_of
+from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, is_capturing, profiler_ranges
 
-_DTYPES: dict[torch.dtype, DType] = {
+DTYPES_OF_TORCH: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
 _OP_NAMES = {op: name for name, op in OPS.items()}
-_REDUCING = ("all_reduce", "reduce_scatter")
 _abandoned: list[Any] = []  # tensors of calls that were interrupted, which may still be written
-_GATHERED = ("reduce_scatter", "all_gather")
 
 
 def send(
@@ -191,10 +199,13 @@ class Call:
             for stream in found.streams.values():
                 tensor.record_stream(stream)
         observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
+        begun = time.perf_counter()
         work._core = self._start(
             found, sent, received, stream=current.cuda_stream, debug=self.config.debug,
             observer=observer,
         )  # fmt: skip
+        if self.policy is not None and self.choice is not None and not capturing:
+            self.policy.follow(self.choice, work._core, time.perf_counter() - begun)
         # The stream that made the output has the future complete. One of our own beside it would be
         # in the way: streams share the device's few queues, where one that waits blocks others.
         ends = found.streams.get(work._core.stream)
@@ -221,23 +232,28 @@ class Call:
                 return legs
         source, target = real(sent), real(received)
         part = min(source.numel(), target.numel())
-        if config.remembers and self.memory is not None:
-            more |= self.memory.arguments(self.group, self.label, source.numel(), config.feedback)
         return self.poster()(
             found.core, self.collective, source, target, codecs=config.codecs, root=self.root,
-            counts=[part] * self.size if self.collective in _GATHERED else [],
+            counts=[part] * self.size if self.collective in GATHERED else [],
             raise_non_finite=config.non_finite == "raise",
             predicted=choice.predicted if choice else 0.0,
             alternative=choice.alternative if choice else 0.0, **more,
+            **self.remembered(source.numel()),
         )  # fmt: skip
+
+    def remembered(self, count: int, ranges: list[tuple[int, int]] | None = None) -> dict[str, Any]:
+        """For `submit`: where what ranks keep of the values is, or of some of them, `count`."""
+        if self.memory is None or not self.config.remembers:
+            return {}
+        memory, group = self.memory, self.group
+        if ranges is not None:
+            memory = memory.cut(self.label, self.input.numel(), ranges)
+        return memory.arguments(lambda: state_of(group), self.label, count, self.config.feedback)
 
     def poster(self) -> Callable[..., Any]:
         """Submits a collective, or a leg of it, with this one's settings. Knows of no group."""
-        config = self.config
-        settings = {
-            "average": self.op == dist.ReduceOp.AVG, "chunk_bytes": config.chunk_bytes,
-            "window": config.window_chunks, "algorithm": config.algorithm, "seed": config.seed,
-            "checksum": config.checksum, "label": self.label, "deadline": config.deadline,
+        settings = settings_of(self.config) | {
+            "average": self.op == dist.ReduceOp.AVG, "label": self.label
         }  # fmt: skip
 
         def post(
@@ -246,7 +262,7 @@ class Call:
         ) -> Any:  # fmt: skip
             return core.submit(
                 collective, source.data_ptr(), source.numel(), target.data_ptr(), target.numel(),
-                _DTYPES[source.dtype].number, *codecs, **settings, **more,
+                DTYPES_OF_TORCH[source.dtype].number, *codecs, **settings, **more,
             )  # fmt: skip
 
         return post
@@ -286,15 +302,10 @@ class Call:
         return call
 
     def plain_fields(self) -> dict[str, str]:
+        """What ranks compare of it, where it goes plain."""
+        dtype = str(self.input.dtype).removeprefix("torch.")
         op = _OP_NAMES.get(self.op, str(self.op))
-        return {
-            "collective": self.collective,
-            "dtype": str(self.input.dtype).removeprefix("torch."),
-            "count": str(self.input.numel()),
-            "op": op if self.collective in _REDUCING else "none",
-            "root": str(self.root),
-            "codecs": "plain",
-        }
+        return fields_of_plain(self.collective, dtype, self.input.numel(), op, self.root)
 
     def decide(self) -> str:
         """Why it goes plain; "" to compress it. Strict mode raises `NotCompressedError`."""
@@ -311,20 +322,13 @@ class Call:
 
     def _why_plain(self) -> tuple[bool, str]:
         """Whether that is what the configuration asks for, and the reason; "" to compress."""
-        if self.size == 1:
-            return True, "world size 1"
-        if not self.config.compresses:
-            return True, "compression_type none"
-        codecs = self.config.codecs
-        if codecs and all(codec.name == "identity" for codec in codecs):
-            return True, "identity"
-        if self.collective not in self.config.collective_filter:
-            return True, "not in collective_filter"
+        if reason := why_plain(self.config, self.collective, self.size):
+            return True, reason
         if self.input.layout is not torch.strided:
             return False, f"layout {self.input.layout} has no codec"
         if not (self.input.is_floating_point() or self.input.is_complex()):
             return True, "integers are never lossy"
-        if self.input.dtype not in _DTYPES and self.input.dtype not in (
+        if self.input.dtype not in DTYPES_OF_TORCH and self.input.dtype not in (
             torch.complex64,
             torch.complex128,
         ):
@@ -344,23 +348,11 @@ class Call:
                 )
             if tensor.layout is torch.strided and tensor.numel() and not tensor.data_ptr():
                 raise UnsupportedError(f"{where}: a tensor has no memory behind it")
-        if self.input.device != self.output.device:
-            raise UnsupportedError(
-                f"{where}: input is on {self.input.device}, output on {self.output.device}; they "
-                "must be on the same device"
-            )
-        if self.input.is_cuda and not _core.cuda_built():
-            raise UnsupportedError(
-                f"{where}: a tensor is on {self.input.device}, and this build of cccl has no CUDA "
-                "code. Install one that has (python -m cccl doctor says what this one is), or "
-                "build with CCCLIB_CUDA=ON"
-            )
-        if self.input.dtype != self.output.dtype:
-            raise UnsupportedError(
-                f"{where}: input is {self.input.dtype}, output {self.output.dtype}; they must be "
-                "the same"
-            )
-        if self.output.layout is torch.strided and may_overlap(self.output):
+        input, output = self.input, self.output
+        check_pair(where, (input.device, output.device), (input.dtype, output.dtype))
+        if input.is_cuda:
+            check_built_for_gpu(f"{where}: a tensor is on {input.device}")
+        if self.output.layout is torch.strided and may_overlap(output.shape, output.stride()):
             raise UnsupportedError(
                 f"{where}: elements of the output share memory (an expanded tensor?); pass "
                 "output.contiguous()"
@@ -371,20 +363,13 @@ class Call:
                 "copy of the input"
             )
         exact = not (self.input.is_floating_point() or self.input.is_complex())
-        if exact and self.collective in _REDUCING and self.op == dist.ReduceOp.AVG:
+        if exact and self.collective in REDUCING and self.op == dist.ReduceOp.AVG:
             raise UnsupportedError(
                 f"{where}: the mean of {self.input.dtype} would be rounded, and integers are never "
                 "lossy; use op='sum'"
             )
-        whole, part = self.input.numel(), self.output.numel()
-        if self.collective == "all_gather":
-            whole, part = part, whole
-        if self.collective in _GATHERED and whole != part * self.size:
-            name = "input" if self.collective == "reduce_scatter" else "output"
-            raise ConfigError(
-                f"{where}: the {name} has {whole} values; for {self.size} ranks with {part} each "
-                f"it must have {self.size * part}"
-            )
+        small, large = sorted((self.input.numel(), self.output.numel()))
+        check_parts(where, self.collective, self.size, large, small)
 
     def _inputs_overlap(self) -> bool:
         """Whether writing the output would change input that is still to be read."""

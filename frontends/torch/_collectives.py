@@ -8,8 +8,8 @@ import torch
 import torch.distributed as dist
 
 from .._config import Config
+from .._state import Memory
 from ._call import send
-from ._state import Memory
 
 
 def all_reduce(

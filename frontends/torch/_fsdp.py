@@ -9,29 +9,41 @@ import torch
 import torch.distributed as dist
 
 from .._config import Config, current_config
+from .._state import Memory
+from .._ways import check_sent, check_sharded
 from ..errors import ConfigError
 from ._call import send
-from ._state import Memory, StateStore, keep_for
+from ._state import StateStore, keep_for
 
 
-def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | None = None) -> None:
+def compress_fsdp(
+    model: torch.nn.Module,
+    config: Config | Mapping[str, Any] | None = None,
+    *,
+    step: int = 0,
+) -> None:
     """Compresses what a model sharded by `fully_shard` sends, and its submodules.
 
     Reduce-scatters of gradients go compressed; all-gathers of parameters too if `collective_filter`
     names "all_gather", which by default it does not: then training goes on from rounded
     parameters. Call it after `fully_shard`; the last call holds. `config`: None for that of
     `cccl.configure`. The all-reduce between the replicas of an HSDP mesh has no hook: it goes
-    compressed where its group's backend is "cccl".
+    compressed where its group's backend is "cccl". `start_step` and `schedule` hold for gradients;
+    `step`: how many steps are done already, where training goes on from a checkpoint.
 
     A model in FSDP1's `FullyShardedDataParallel` gets its communication hook, for gradients only.
 
-    Raises `ConfigError` if `model` is not sharded or the configuration compresses nothing of it.
+    Raises `ConfigError` if `model` is not sharded or the configuration compresses nothing of it;
+    `UnsupportedError` for rules of parameters: FSDP hands over a module's gradients as one tensor,
+    in which rows of ranks are mixed.
     """
     from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
     settings = None if config is None else Config.load(config)
+    steps = not isinstance(model, FullyShardedDataParallel)
+    check_sharded(settings or current_config(), steps=steps)
     if isinstance(model, FullyShardedDataParallel):
-        _check_filter(settings, "reduce_scatter", "all_reduce")
+        check_sent(settings or current_config(), "reduce_scatter", "all_reduce")
         _register_hook(model, settings)
         return
     sharded = {n: m for n, m in model.named_modules() if isinstance(m, FSDPModule)}
@@ -40,12 +52,12 @@ def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | N
             f"compress_fsdp() takes a model sharded by fully_shard() or FullyShardedDataParallel; "
             f"no part of this {type(model).__name__} is. DistributedDataParallel: use compress()"
         )
-    _check_filter(settings, "reduce_scatter", "all_gather")
+    check_sent(settings or current_config(), "reduce_scatter", "all_gather")
     store = StateStore(lambda: None)
     for name, module in sharded.items():
         label = f"fsdp {name}" if name else "fsdp"
         try:
-            module.set_custom_reduce_scatter(ReduceScatter(settings, label, Memory(store)))
+            module.set_custom_reduce_scatter(ReduceScatter(settings, label, Memory(store), step))
             module.set_custom_all_gather(AllGather(settings, label))
         except ValueError as error:  # parameters of one module on several meshes
             raise ConfigError(f"{label}: FSDP takes no custom collectives here: {error}") from error
@@ -55,8 +67,10 @@ def compress_fsdp(model: torch.nn.Module, config: Config | Mapping[str, Any] | N
 class _Comm:
     """What FSDP2 asks of a custom collective, but the call."""
 
-    def __init__(self, config: Config | None, label: str, memory: Memory | None = None):
-        self.config, self.label, self.memory = config, label, memory
+    def __init__(
+        self, config: Config | None, label: str, memory: Memory | None = None, step: int = 0
+    ):
+        self.config, self.label, self.memory, self._step = config, label, memory, step
 
     def allocate(
         self, size: Sequence[int], *, dtype: torch.dtype, device: torch.device
@@ -78,8 +92,13 @@ class ReduceScatter(_Comm):
         if op == dist.ReduceOp.PREMUL_SUM:  # of `set_gradient_divide_factor`, as NCCL does it
             input_tensor.mul_(_factor(op))
             op = dist.ReduceOp.SUM
+        config = (self.config or current_config()).of("reduce_scatter")
+        if config.ways is not None:
+            check_sharded(config)
+            config = config.ways.at(self._step)
+        self._step += 1
         return send(
-            "reduce_scatter", input_tensor, output_tensor, op, group, async_op, self.config,
+            "reduce_scatter", input_tensor, output_tensor, op, group, async_op, config,
             self.label, memory=self.memory,
         )  # fmt: skip
 
@@ -105,34 +124,22 @@ def _factor(op: Any) -> Any:
     return op.__getstate__()[1]
 
 
-def _check_filter(config: Config | None, *collectives: str) -> None:
-    config = config or current_config()
-    sent = [config.of(name) for name in collectives if name in config.of(name).collective_filter]
-    if config.compresses and not sent:
-        raise ConfigError(
-            f"collective_filter = {list(config.collective_filter)} names nothing that this model "
-            f"sends: add {' or '.join(map(repr, collectives))}"
-        )
-
-
-class _HookState:
-    """Of FSDP1's communication hook."""
-
-    def __init__(self, group: dist.ProcessGroup, config: Config | None):
-        self.group, self.config = group, config
-
-
-def _hook(state: _HookState, gradient: torch.Tensor, part: torch.Tensor | None = None) -> None:
-    """Averages the gradient, or its part that this rank keeps."""
+def _hook(
+    state: tuple[dist.ProcessGroup, Config | None],
+    gradient: torch.Tensor,
+    part: torch.Tensor | None = None,
+) -> None:
+    """Of FSDP1: averages the gradient, or its part that this rank keeps."""
+    group, config = state
     if part is None:  # NO_SHARD
-        send("all_reduce", gradient, gradient, "avg", state.group, False, state.config, "fsdp")
+        send("all_reduce", gradient, gradient, "avg", group, False, config, "fsdp")
     else:
-        send("reduce_scatter", gradient, part, "avg", state.group, False, state.config, "fsdp")
+        send("reduce_scatter", gradient, part, "avg", group, False, config, "fsdp")
 
 
 def _register_hook(model: Any, config: Config | None) -> None:
     try:
-        model.register_comm_hook(_HookState(model.process_group, config), _hook)
+        model.register_comm_hook((model.process_group, config), _hook)
     except AssertionError as error:  # hybrid sharding, no root, or a hook is there
         raise ConfigError(
             f"FSDP1 takes no communication hook here: {error}. Backend 'cccl' of its process "

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
-import itertools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
 
 from .. import _core
+from .._calls import Ended
 from .._hierarchy import (
     ACROSS,
     GATHER,
@@ -18,22 +19,16 @@ from .._hierarchy import (
     OUT,
     SORTED,
     STAGES,
-    Chain,
-    Flow,
-    Leg,
     LegPlan,
-    Lines,
     Plan,
-    description,
-    hosts_of,
-    packed_place,
-    place_of,
+    fields_of,
+    meet,
 )
+from .._legs import Chain, Flow, Hierarchy, Leg, check_on_gpu, ending
 from ..errors import ConfigError, Error, MismatchError, NonFiniteError, UnsupportedError
-from ._groups import GroupCommunicator
-from ._nccl import store_channel
+from ._groups import GroupCommunicator, store_channel
 from ._tensors import real
-from ._work import Ended, is_capturing
+from ._work import is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call
@@ -41,36 +36,19 @@ if TYPE_CHECKING:
 _PLAIN = (_core.make_codec("identity", {}),) * 2
 
 
-class Hierarchy:
-    """A group's hosts, and a communicator for each kind of leg, shared with the ranks it joins."""
+def _hierarchy_of(found: GroupCommunicator, call: Call) -> Hierarchy:
+    group, setting, number = call.group, call.config.hierarchy, len(found.hierarchies)
+    assert group is not None
+    members = dist.get_process_group_ranks(group)
+    channel = store_channel(group, found.generation, name=f"hierarchy {number}")
+    whole = len(members) == dist.get_world_size()
+    hosts = meet(setting, group.rank(), members, whole, channel, found.deadline)
 
-    def __init__(self, found: GroupCommunicator, call: Call):
-        group, number = call.group, len(found.hierarchies)
-        assert group is not None
-        rank, members = group.rank(), dist.get_process_group_ranks(group)
-        mine = packed_place(*place_of(call.config.hierarchy, members[rank], members))
-        channel = store_channel(group, found.generation, name=f"hierarchy {number}")
-        places = channel.exchange(mine, 0, found.deadline)
-        self.hosts = hosts = hosts_of(places, rank, len(members) == dist.get_world_size())
+    def connect(name: str, members: Sequence[int]) -> Any:
+        return found.core_of(group, call.config, members, f"hierarchy {number}/{name}")
 
-        def core(name: str, members: tuple[int, ...]) -> Any:
-            if len(members) == 1:
-                return None
-            name = f"hierarchy {number}/{name} {members[0]}"
-            return found.core_of(group, call.config, members, name)
-
-        gather, across = core("gather", hosts.inside), core("across", hosts.between)
-        # On CPUs with a thread of its own: a later collective's first leg must not wait for it.
-        spread = gather if found.device.type == "cuda" else core("spread", hosts.inside)
-        self.cores = gather, across, spread
-        self.lines = Lines()
-        self._sides = itertools.cycle(found.new_streams() if found.device.type == "cuda" else [])
-        for one in filter(None, self.cores):  # they connect, for a failure to reach all at once
-            one.agree({"collective": "hierarchy"}).wait()
-
-    def next_side(self) -> int:
-        """A stream that orders the legs of one collective."""
-        return next(self._sides)
+    sides = found.new_streams() if found.device.type == "cuda" else []
+    return Hierarchy(hosts, connect, sides)
 
 
 def route(
@@ -81,7 +59,7 @@ def route(
         _compare(call, found)
         setting = call.config.hierarchy
         if setting not in found.hierarchies:
-            found.hierarchies[setting] = Hierarchy(found, call)
+            found.hierarchies[setting] = _hierarchy_of(found, call)
         hierarchy = found.hierarchies[setting]
         plan = hierarchy.hosts.plan(call.collective, real(sent).numel(), call.root)
         if plan is None:
@@ -104,34 +82,12 @@ def route(
 def _compare(call: Call, found: GroupCommunicator) -> None:
     """At a kind's first use, with all ranks of the group: a mismatch in one leg would be seen by
     the ranks of that leg alone."""
-    config = call.config
-    fields = call.plain_fields() | {
-        "plan": f"hierarchy {description(config.hierarchy)}, chunk {config.chunk_size}, window "
-        f"{config.window}, {config.algorithm}",
-        "codecs": " -> ".join(dict.fromkeys(codec.spec for codec in config.codecs or ())),
-        "checks": f"checksum {config.checksum}, non-finite {config.non_finite}, feedback "
-        f"{config.error_feedback} {config.residual_type} {config.residual_decay}",
-    }
+    fields = fields_of(call.config, call.plain_fields())
     kind = tuple(fields.values())
     if call.input.is_cuda:
-        _check_on_device(call, known=found.has_agreed(kind))
+        kept = call.memory is not None
+        check_on_gpu(call.config, kept, found.has_agreed(kind), is_capturing(call.input))
     found.agree_once(kind, lambda: fields)
-
-
-def _check_on_device(call: Call, known: bool) -> None:
-    """Refuses what the leg between hosts would, before one inside has moved anything."""
-    captures = is_capturing(call.input)
-    if captures and call.config.feedback and call.memory is not None:
-        raise UnsupportedError("error feedback cannot be captured into a CUDA graph")
-    if known:
-        return
-    if captures:
-        raise UnsupportedError(
-            "a collective in a CUDA graph must have run once before the capture, with the same "
-            "shapes and settings"
-        )
-    for codec in call.config.codecs or ():
-        _core.codec_on_cuda(codec)  # which refuses one without CUDA code
 
 
 class _Legs:
@@ -157,16 +113,13 @@ class _Legs:
 
     def _begin(self, call: Call, leg: LegPlan, source: torch.Tensor, target: torch.Tensor) -> Leg:
         config, across = call.config, leg.stage == ACROSS
-        more: dict[str, Any] = {}
-        if leg.kept and config.remembers and call.memory is not None:
-            memory = call.memory.cut(call.label, call.input.numel(), leg.kept)
-            more = memory.arguments(call.group, call.label, source.numel(), config.feedback)
+        kept = call.remembered(source.numel(), leg.kept) if leg.kept else {}
         begin = functools.partial(
             call.poster(), self.hierarchy.cores[leg.stage], leg.collective, source, target,
             codecs=config.codecs if across else _PLAIN, counts=leg.counts, root=leg.root,
             leg=LEGS[leg.stage],
             # All ranks must hear of it: those of other lanes do where shards meet.
-            raise_non_finite=config.non_finite == "raise" and leg.stage != GATHER, **more,
+            raise_non_finite=config.non_finite == "raise" and leg.stage != GATHER, **kept,
         )  # fmt: skip
         weight = self.hierarchy.hosts.weight
         averages = call.op == dist.ReduceOp.AVG and leg.collective == "all_reduce"
@@ -198,21 +151,8 @@ def _fill_nan(tensor: torch.Tensor) -> None:
 
 
 def _on_host(legs: _Legs, found: GroupCommunicator, more: Any) -> Chain:
-    on_done = more.pop("on_done", None)
-
-    def end(error: Exception | None) -> Exception | None:
-        if error is None or isinstance(error, NonFiniteError):
-            try:
-                legs.end()
-            except RuntimeError as failure:
-                error = failure
-        if error is not None and not isinstance(error, NonFiniteError):
-            found.give_up(error)
-            _fill_nan(legs.result)
-        if on_done is not None:
-            on_done(error)
-        return error
-
+    spoil = functools.partial(_fill_nan, legs.result)
+    end = ending(legs.end, spoil, found.give_up, more.pop("on_done", None))
     chain = Chain(legs.hierarchy.lines, legs.begins, end)
     legs.hierarchy.lines.add(chain)
     return chain

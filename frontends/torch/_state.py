@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _core, _state
+from .. import _state
 from ..errors import ConfigError, UnsupportedError
 from ._groups import resolve
 
@@ -35,35 +35,6 @@ def _place(group: dist.ProcessGroup | None) -> tuple[int, int]:
     if group is None:
         raise UnsupportedError("this process is no member of the group whose state this is")
     return group.rank(), group.size()
-
-
-class Memory(NamedTuple):
-    """Where a collective's residual is: in a store (None: the group's), by its layout (None: one
-    piece with the call's label) and the step that it is part of (0: none)."""
-
-    store: StateStore | None = None
-    layout: Any = None
-    step: int = 0
-
-    def arguments(self, group: Any, label: str, count: int, feedback: Any) -> dict[str, Any]:
-        """What the core's `submit` takes."""
-        store = self.store or state_of(group)
-        layout = self.layout or _core.Layout([(label, count)])
-        settings = feedback or _core.FeedbackSettings(False, False, "float32", 1.0)
-        return {"store": store.core, "layout": layout, "feedback": settings, "step": self.step}
-
-    def cut(self, label: str, count: int, ranges: list[tuple[int, int]]) -> Memory:
-        """Of some of the tensor's `count` values: each piece is named by its range."""
-        pieces, cut = self.layout.pieces if self.layout else [(label, count)], []
-        for begin, end in ranges:
-            at = 0
-            for name, size in pieces:
-                first, last = max(begin - at, 0), min(end - at, size)
-                if first < last:
-                    whole = last - first == size
-                    cut.append((name if whole else f"{name}[{first}:{last}]", last - first))
-                at += size
-        return self._replace(layout=_core.Layout(cut))
 
 
 _stores: weakref.WeakKeyDictionary[Any, StateStore] = weakref.WeakKeyDictionary()

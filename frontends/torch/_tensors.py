@@ -42,13 +42,3 @@ def reach(tensor: torch.Tensor) -> tuple[int, int]:
     steps = sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (steps + 1) * tensor.element_size()
-
-
-def may_overlap(tensor: torch.Tensor) -> bool:
-    """Whether two elements could share memory: some dimension steps into a smaller one's reach."""
-    reach = 1
-    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if size > 1 and stride < reach:
-            return True
-        reach += (size - 1) * stride
-    return False

@@ -8,25 +8,8 @@ from typing import Any
 
 import torch
 
+from .._calls import Ended
 from ..errors import DeadlineError
-
-
-class Ended:
-    """Stands in for the core's work where there was nothing to do, or it did not begin."""
-
-    def __init__(self, failure: Exception | None = None) -> None:
-        self._failure = failure
-
-    def wait(self, timeout: float | None = None) -> bool:
-        if self._failure is not None:
-            raise self._failure
-        return True
-
-    def done(self) -> bool:
-        return True
-
-    def error(self) -> Exception | None:
-        return self._failure
 
 
 def is_capturing(tensor: torch.Tensor) -> bool:

@@ -76,7 +76,7 @@ def _measure(
     gradient = gradient.to(device, dtype)
     if options.input:  # the same file on every rank: shift it, or the ranks would agree
         gradient = gradient.roll(rank * (numel // world))
-    case = _Case(options.collective, gradient, config, options.beside_python)
+    case = Case(options.collective, gradient, config, options.beside_python)
 
     plain_seconds, _ = _time(case, case.plain, options.repeats)
     case.compressed()
@@ -105,7 +105,7 @@ def _measure(
     }
 
 
-class _Case:
+class Case:
     """The tensors of one measurement. `numel` counts the values of the whole tensor."""
 
     def __init__(
@@ -205,7 +205,7 @@ class _Case:
         return bool(same.item())
 
 
-def _time(case: _Case, call: Callable[[], None], repeats: int) -> tuple[float, float]:
+def _time(case: Case, call: Callable[[], None], repeats: int) -> tuple[float, float]:
     """Median over `repeats` of the slowest rank's seconds, and the share spent waiting."""
     times, device = [], case.input.device
     for _ in range(repeats + 1):

@@ -26,7 +26,7 @@ from .._policy import SIZES, Table, calibrate
 from .._rules import PLAIN
 from ..errors import ConfigError
 from ..plan import measured_rates
-from . import all_reduce
+from . import _steps, all_reduce
 from ._auto import Probe
 from ._call import Call
 
@@ -35,7 +35,7 @@ CLEARLY = 0.95  # of the time with chunks by default, from which another size is
 _PROBED_LEAST, _PROBED = 1 << 20, 1 << 24  # bytes of the tensor that chunk sizes are tried with
 _PROBED_ENOUGH = 1 << 23  # from which it says something of others
 _ROUNDS = 5
-_MATRIX = 256  # rows of the products that stand for a model's computation
+_MATRIX, _PRODUCTS = 256, 100  # rows, and how many products
 
 
 def tune(
@@ -49,7 +49,7 @@ def tune(
     """Measures; all ranks of the group call it, and all get the same.
 
     `seconds` is about how long the all-reduces may take; `advance` is called on every rank with the
-    name of each of the 4 parts that is done. Returns `config` (settings for `cccl.configure`),
+    name of each of the 5 parts that is done. Returns `config` (settings for `cccl.configure`),
     `cluster` (for `cccl.plan`), `measured` (seconds of all-reduces for each size),
     `crossover_bytes` (of each codec: from which size on it was faster; None if nowhere), `chunks`
     (seconds for each chunk size) and `notes`.
@@ -82,7 +82,12 @@ def tune(
             f"chunk sizes were tried with {nbytes >> 20} MiB only, too little to set one: "
             "--seconds allows more"
         )
-    advance("work for sockets and computation beside it")
+    advance("work for sockets")
+    interference = _steps.interference(
+        group, device, {name: config.candidates[name] for name in codecs}, cluster, seconds, probe
+    )
+    cluster = dataclasses.replace(cluster, interference=interference)
+    advance("training steps")
     settings: dict[str, Any] = {"compression_type": PLAIN}
     if any(value is not None for value in crossover.values()):
         settings = {"compression_type": "auto", "auto_codecs": list(codecs)}
@@ -210,18 +215,15 @@ def _cluster(
 
     ours()
     if backend == "gloo":
+        cluster = dataclasses.replace(cluster, ranks_per_core=_ranks_per_core(probe))
         cluster = _with_work(cluster, group, tensor, ours, rates[codec], probe)
-    slowed = _interference(group, tensor, config, probe)
-    work = _work(cluster, rates[codec], large, world)
     way = flat(rates[codec], 4)
     late = statistics.median(
         seconds - way(cluster, nbytes, world).seconds
         for nbytes, seconds in zip(table.sizes, table.medians[codec], strict=True)
         if nbytes >= min(large, _PROBED_LEAST)
     )
-    return dataclasses.replace(
-        cluster, interference=min(1.0, slowed / work), start_us=max(0.0, late) / MICRO
-    ), notes
+    return dataclasses.replace(cluster, start_us=max(0.0, late) / MICRO), notes
 
 
 def _with_work(
@@ -242,40 +244,27 @@ def _with_work(
     bare = dataclasses.replace(cluster, stack_gbyte=stack, message_us=0.0)
     payload = tensor.nbytes * rates.bits / 32 / world
     chunks = min(CHUNKS, max(1, int(payload / LEAST_MESSAGE["gloo"])))
-    left = max(0.0, mine - _work(bare, rates, tensor.nbytes, world))
-    return dataclasses.replace(bare, message_us=left / (2 * (world - 1) * chunks) / MICRO)
+    known = flat(rates, 4)(bare, tensor.nbytes, world).work / cluster.ranks_per_core
+    left = max(0.0, mine - known) / (2 * (world - 1) * chunks)
+    return dataclasses.replace(bare, message_us=left / MICRO)
 
 
-def _work(cluster: Cluster, rates: Rates, nbytes: int, world: int) -> float:
-    """Seconds that the model has a rank work for a compressed all-reduce."""
-    return flat(rates, 4)(cluster, nbytes, world).work
+def _ranks_per_core(probe: Probe) -> float:
+    """Seconds of a computation of all ranks at once, over the slowest one's processor time. The
+    least of several rounds: other programs only add to it."""
+    matrix = torch.full((_MATRIX, _MATRIX), 1e-3)
 
-
-def _interference(
-    group: dist.ProcessGroup | None, tensor: torch.Tensor, config: Config, probe: Probe
-) -> float:
-    """Seconds by which an all-reduce lengthens a computation that outlasts it, on the slowest
-    rank."""
-    device = tensor.device
-    matrix = torch.full((_MATRIX, _MATRIX), 1e-3, device=device)
-
-    def compute(count: int) -> None:
-        for _ in range(count):
+    def compute() -> None:
+        for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix)
 
-    alone = statistics.median(_timed(device, lambda: compute(50)) for _ in range(5)) / 50
-    sending = _timed(device, lambda: all_reduce(tensor, group=group, config=config))
-    alone, sending = probe.slowest([alone, sending])
-    count = max(50, int(1.5 * sending / alone))
-    slowed = []
+    ratios = []
     for _ in range(_ROUNDS):
-        dist.barrier(group)
-        before = _timed(device, lambda: compute(count))
-        work = all_reduce(tensor, group=group, config=config, async_op=True)
-        beside = _timed(device, lambda: compute(count))
-        work.wait()
-        slowed.append(beside - before)
-    return max(0.0, probe.slowest([statistics.median(slowed)])[0])
+        probe.slowest([0.0])  # begin together
+        before, begun = time.process_time(), time.perf_counter()
+        compute()
+        ratios.append((time.perf_counter() - begun) / (time.process_time() - before))
+    return max(1.0, min(probe.slowest(ratios)))
 
 
 def _timed(device: torch.device, call: Callable[[], Any]) -> float:

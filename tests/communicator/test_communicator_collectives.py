@@ -236,3 +236,17 @@ def _refused(folder):
 
 def test_what_cannot_be_sent_right_is_refused_and_the_group_goes_on(ranks, tmp_path):
     assert ranks(3)(_refused, tmp_path / "meeting") == [[3.0, 3.0, 3.0]] * 3
+
+
+def _ruled(folder):
+    rules = [{"collective": "broadcast", "compression_type": "block_float8"}]
+    config = cccl.Config.load({"compression_type": "block_float4", "rules": rules})
+    with communicator(folder, config=config) as comm:
+        for call in (comm.broadcast, comm.all_gather, comm.all_reduce):
+            call(values(0, 100_000))
+    return {r["collective"]: r["codec"].partition("(")[0] for r in cccl.stats()["rows"]}
+
+
+def test_a_rule_gives_a_collective_its_own_codec(ranks, tmp_path):
+    expected = {"broadcast": "block_float8", "all_gather": "identity", "all_reduce": "block_float4"}
+    assert ranks(2)(_ruled, tmp_path / "meeting") == [expected] * 2

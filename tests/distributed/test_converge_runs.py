@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch.distributed as dist
 
 import cccl
 
@@ -29,7 +31,36 @@ class Training:
         loss.backward()
         self.optimizer.step()
         return loss.item()
+
+def zeros(training):
+    return float((training.model.module.weight.abs() < 0.01).float().mean()) + dist.get_rank()
 """
+RESUMING = (
+    ENTRY
+    + """
+class Resuming(Training):
+    fails_at = None
+
+    def step(self):
+        if self.count == self.fails_at:
+            raise KeyboardInterrupt
+        self.count += 1
+        self.calls.append(self.count)
+        return super().step()
+
+    count, calls = 0, []
+
+    def state_dict(self):
+        return {"model": self.model.module.state_dict(), "count": self.count,
+                "optimizer": self.optimizer.state_dict(), "draws": self.generator.get_state()}
+
+    def load_state_dict(self, state):
+        self.model.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.generator.set_state(state["draws"])
+        self.count = state["count"]
+"""
+)
 
 
 def make(seed: int):
@@ -49,7 +80,28 @@ def make_compressed(seed: int):
 def paired(folder: str, codec: str = "block_float8", steps: int = 6) -> None:
     from cccl.torch.converge import run
 
-    run(make, {"compression_type": codec}, seeds=range(2), steps=steps, folder=folder)
+    scope: dict = {}
+    exec(ENTRY, scope)
+    run(make, {"compression_type": codec}, seeds=range(2), steps=steps, folder=folder, looks=3,
+        evaluations={"zeros": scope["zeros"]})  # fmt: skip
+
+
+def stopped(folder: str, fails_at: int | None, lost: bool = False) -> list[int]:
+    """Runs until it fails; the steps that were trained."""
+    from cccl.torch.converge import run
+
+    scope: dict = {}
+    exec(RESUMING, scope)
+    entry = scope["Resuming"]
+    entry.fails_at = fails_at
+    if lost and dist.get_rank() == 1:
+        for file in Path(folder).glob("*.rank1.pt"):
+            file.unlink()
+    config = {"compression_type": "block_float8"}
+    stop = pytest.raises(KeyboardInterrupt) if fails_at else contextlib.nullcontext()
+    with stop:
+        run(entry, config, seeds=[0], steps=8, looks=4, folder=folder)
+    return entry.calls
 
 
 def test_runs_of_a_pair_share_all_but_the_codec(ranks, tmp_path):
@@ -65,6 +117,14 @@ def test_runs_of_a_pair_share_all_but_the_codec(ranks, tmp_path):
     assert plain["losses"][0] == ours["losses"][0] != found["run-none-1"]["losses"][0]
     assert plain["losses"][-1] == pytest.approx(ours["losses"][-1], rel=0.01)
     assert plain["losses"][-1] != ours["losses"][-1] and ours["ratio"] > 3
+    assert [look["step"] for look in ours["looks"]] == [2, 4, 6]
+    for look in ours["looks"]:
+        assert look["validation"] is None and len(set(look["digests"])) == 1
+        assert look["layers"].keys() == {"module.weight", "module.bias"}
+        assert 1e-6 < look["layers"]["module.weight"] < 0.02, look
+    assert all(not look["layers"] for look in plain["looks"])
+    assert len(ours["norms"]) == 6 and ours["norms"][0] == pytest.approx(plain["norms"][0], 0.01)
+    assert 0.5 < ours["scores"]["zeros"] < 1.5  # the mean over ranks 0 and 1
 
 
 def test_an_interrupted_comparison_goes_on_where_it_was(ranks, tmp_path):
@@ -77,6 +137,28 @@ def test_an_interrupted_comparison_goes_on_where_it_was(ranks, tmp_path):
     ranks(2)(paired, str(tmp_path))
     assert json.loads(missing.read_text()) == json.loads(whole)  # and reproduces it
     assert {path: path.stat().st_mtime_ns for path in times} == times
+
+
+def test_an_interrupted_run_goes_on_from_its_last_look_and_ends_in_the_same_bits(ranks, tmp_path):
+    whole, parts, lost = (str(tmp_path / name) for name in ("whole", "parts", "lost"))
+    everything = [*range(1, 9), *range(1, 9)]
+    assert ranks(2)(stopped, whole, None) == [everything] * 2
+    for folder in parts, lost:
+        assert ranks(2)(stopped, folder, 5) == [[1, 2, 3, 4, 5]] * 2
+    assert ranks(2)(stopped, parts, None) == [everything[4:]] * 2  # from the look at step 4
+    # One rank has no checkpoint: all begin anew.
+    assert ranks(2)(stopped, lost, None, True) == [everything] * 2
+    found = {}
+    for folder in whole, parts, lost:
+        assert not list(Path(folder).glob("*.pt"))
+        for file in Path(folder).glob("run-*.json"):
+            run = json.loads(file.read_text())
+            found.setdefault(file.name, []).append(run)
+            resumed = folder == parts and run["way"] == "none"
+            assert run.pop("resumed_at") == ([4] if resumed else [])
+    assert len(found) == 2
+    for first, *others in found.values():
+        assert others == [first, first]
 
 
 def refused(folder: str) -> list[str]:
@@ -103,10 +185,11 @@ def test_the_command_trains_and_reports(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
          "-m", "cccl", "converge", "run", f"{tmp_path}/train.py:Training", "--seeds", "2",
-         "--steps", "3", "--output", str(out)],
+         "--steps", "3", "--evaluate", f"{tmp_path}/train.py:zeros", "--output", str(out)],
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "converge 4/4: block_float8, seed 1" in done.stderr
     assert done.stdout.startswith("seed  plain") and "90 % interval" in done.stdout
+    assert "\nzeros  " in done.stdout
     assert Path(out, "report.html").exists()

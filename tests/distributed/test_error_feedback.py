@@ -85,7 +85,7 @@ def _through_the_rebuild(register):
     ddp.zero_grad()
     (ddp(gradient(dist.get_rank(), (8, 24), torch.float32)).sum() * 0).backward()
     if register != "compress":  # in order of appearance
-        names = [state.names[parameter] for parameter in ddp.parameters()]
+        names = [state.names.of(parameter) for parameter in ddp.parameters()]
     after = mean_over_ranks(kept(state.store))
     for name, parameter in zip(names, ddp.parameters(), strict=True):
         torch.testing.assert_close(

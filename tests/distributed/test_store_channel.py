@@ -12,7 +12,7 @@ import torch.distributed as dist
 
 import cccl
 from cccl import _core
-from cccl.torch._nccl import store_channel
+from cccl.torch._groups import store_channel
 
 
 def _exchange(generation):

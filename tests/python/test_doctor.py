@@ -70,9 +70,27 @@ def test_a_sound_installation_has_no_problems_and_status_0():
     assert found["problems"] == [] and status == 0
     assert found["versions"]["cccl"] == cccl.__version__
     assert found["cpu"]["in_use"] == _core.available_isas()[-1]
+    assert "lo" in found["network"] and "MTU" in found["network"]["lo"]
     assert found["build"]["cuda"] is None or _core.cuda_built()
     tested = set(found["self_test"])
     assert tested >= {*cccl.codec_names(), "all_reduce"}
+
+
+def test_known_bad_settings_are_warned_of_with_the_remedy(monkeypatch, capsys):
+    for name in ("OMP_WAIT_POLICY", "WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    monkeypatch.setenv("CUDA_LAUNCH_BLOCKING", "1")
+    assert doctor.known_bad({"cuda": None}) == []  # neither a device nor several hosts
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    warnings = doctor.known_bad({"cuda": {"devices": [{"name": "one"}]}})
+    assert ["CUDA_LAUNCH_BLOCKING" in warnings[0], "interface that hosts share" in warnings[1]] == [
+        True, True,
+    ]  # fmt: skip
+    monkeypatch.setenv("OMP_WAIT_POLICY", "ACTIVE")
+    assert main(["doctor"]) == 0  # a warning is no problem
+    assert "warning: OMP_WAIT_POLICY=ACTIVE" in capsys.readouterr().out
 
 
 def test_the_text_shows_every_section(capsys):

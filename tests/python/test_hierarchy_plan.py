@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import cccl
 from cccl import _hierarchy as h
+from cccl._legs import Chain, Lines
 
 
 @st.composite
@@ -199,14 +200,14 @@ def _leg(log, stage, name, pause):
 
 def test_every_stage_takes_collectives_in_the_order_of_their_calls():
     """Whatever ends first, and whichever stages a collective has: ranks would else disagree."""
-    generator, log, lines = random.Random(0), {0: [], 1: [], 2: []}, h.Lines()
+    generator, log, lines = random.Random(0), {0: [], 1: [], 2: []}, Lines()
     chains, ended = [], []
     for name in range(60):
         legs = [
             _leg(log, stage, name, generator.uniform(0, 4e-3)) if generator.random() < 0.7 else None
             for stage in range(3)
         ]
-        chains.append(h.Chain(lines, legs, lambda error, name=name: ended.append(name)))
+        chains.append(Chain(lines, legs, lambda error, name=name: ended.append(name)))
         lines.add(chains[-1])
     assert all(chain.wait(20) for chain in chains)
     assert all(order == sorted(order) for order in log.values())
@@ -214,7 +215,7 @@ def test_every_stage_takes_collectives_in_the_order_of_their_calls():
 
 
 def test_a_leg_that_fails_ends_its_collective_and_no_other_stage_waits_for_it():
-    lines, seen = h.Lines(), []
+    lines, seen = Lines(), []
 
     def refused(on_done):
         raise cccl.ClosedError("closed")
@@ -228,7 +229,7 @@ def test_a_leg_that_fails_ends_its_collective_and_no_other_stage_waits_for_it():
 
     log = {0: [], 1: [], 2: []}
     chains = [
-        h.Chain(lines, legs, keep)
+        Chain(lines, legs, keep)
         for legs in ([failing, None, None], [None, refused, None], [None, None, _leg(log, 2, 2, 0)])
     ]
     for chain in chains:

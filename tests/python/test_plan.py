@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -73,6 +74,14 @@ def test_interference_adds_its_share_of_the_hidden_work():
     # 0.5 s of work for 1 s of communication, of which half is hidden.
     assert step.interference == pytest.approx(0.5 * 0.5 * 0.5)
     assert step.seconds == pytest.approx(1.0 + 0.5 + 0.125)
+
+
+def test_ranks_that_share_a_core_work_as_much_longer():
+    rates = Rates(8.125, 1.0, 1.0, 1.0)
+    alone = _model.flat(rates, 4)(LINK, 1e9, 4)
+    shared = _model.flat(rates, 4)(dataclasses.replace(LINK, ranks_per_core=2.0), 1e9, 4)
+    assert shared.work == pytest.approx(2 * alone.work)
+    assert shared.seconds == pytest.approx(2 * alone.seconds)  # it is what limits
 
 
 @pytest.mark.parametrize("ranks", [2, 16])
@@ -149,7 +158,9 @@ def test_an_h200_stands_for_nccls_ranks():
     [
         ("[cluster]\nlink_gbits = 1.0", "did you mean 'link_gbit'"),
         ("[cluster]\nlink_gbit = -1.0", "link_gbit = -1.0"),
-        ("[cluster]\ninterference = 2.0", "interference = 2.0"),
+        ("[cluster]\ninterference = -1.0", "interference = -1.0"),
+        ("[cluster]\nranks_per_core = 0.5", "ranks_per_core = 0.5"),
+        ("[cluster]\nefficiency = 0.0", "efficiency = 0.0"),
         ('[cluster]\nbackend = "mpi"', "gloo or nccl"),
         ("[cluster.codecs.block_float8]\nbits = 8.0", "block_float8"),
         ('compression_type = "auto"', "no table [cluster]"),

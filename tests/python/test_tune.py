@@ -113,7 +113,7 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     np.save(zeros, np.eye(300, dtype=np.float32))
     done = subprocess.run(
         [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2",
-         "-m", "cccl", "tune", "--seconds", "1", "--output", str(file), "--input", str(zeros),
+         "-m", "cccl", "tune", "--seconds", "0.3", "--output", str(file), "--input", str(zeros),
          "--parameters", "1e6", "--compute", "10ms", "--codec", CODEC, "block_float4", "--json"],
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
@@ -126,8 +126,9 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     assert all(seconds > 0 for seconds in result["chunks"].values())
     cluster = plan.load_cluster(file)
     assert cluster.latency_us > 0 and cluster.link_gbit > 0 and cluster.ranks_per_host == 2
-    assert 0 < cluster.stack_gbyte < 1000 and 0 <= cluster.interference <= 1
+    assert 0 < cluster.stack_gbyte < 1000 and 0 <= cluster.interference < 100
+    assert 1 <= cluster.ranks_per_core < 100
     assert cluster.codecs["block_float4"].bits == pytest.approx(4.125, rel=1e-3)
     assert cccl.Config.load(file).compression_type == "none"
     lines = [line for line in done.stderr.splitlines() if line.startswith("tune ")]
-    assert re.match(r"tune 1/4: codecs$", lines[0]) and len(lines) == 4  # rank 0 alone tells
+    assert re.match(r"tune 1/5: codecs$", lines[0]) and len(lines) == 5  # rank 0 alone tells

@@ -80,6 +80,15 @@ def test_the_documentation_lists_the_tested_versions():
         assert f"| `{name}` | {row['base'].partition('@')[0]} | {row['torch']} |" in text
 
 
+def test_the_documentation_lists_the_known_bad_combinations():
+    text = (ROOT / "docs/install.md").read_text()
+    for entry in VERSIONS["known_bad"]:
+        where = "GPUs" if entry.get("cuda") else "everywhere"
+        where = "several hosts" if entry.get("several_hosts") else where
+        row = f"| `{entry['environment']}` | {where} | {entry['problem']} | {entry['remedy']} |"
+        assert row in text
+
+
 def test_the_matrix_has_a_row_for_every_version():
     done = subprocess.run(
         [sys.executable, ROOT / "tools/matrix.py", "--list"],
