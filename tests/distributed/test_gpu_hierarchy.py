@@ -147,6 +147,25 @@ def test_ddp_ranks_stay_bitwise_equal(gpu_ranks, hosts):
     assert_equal(gpu_ranks(4)(_train, settings(hosts), False))
 
 
+def _feedback(hosts):
+    """What goes between hosts, on both devices; each has a group of its own."""
+    config, digests = settings(hosts, "block_float2", error_feedback="both"), []
+    for device in ("cpu", "cuda"):
+        group, found = dist.new_group(), []
+        for step in range(5):
+            tensor = gradient(dist.get_rank(), 65_537, torch.float32, seed=step).to(device)
+            cccl.torch.all_reduce(tensor, group=group, config=config, label="w")
+            found.append(digest(tensor))
+        digests.append((found, cccl.torch.state_of(group).nbytes))
+    assert digests[0] == digests[1]
+    return digests[0][0]
+
+
+@each_grouping
+def test_error_feedback_has_the_bits_of_the_cpu(gpu_ranks, hosts):
+    assert_equal(gpu_ranks(4)(_feedback, hosts))
+
+
 def _refused():
     tensor = torch.ones(5000, device="cuda")
     with pytest.raises(cccl.UnsupportedError):
