@@ -13,7 +13,7 @@ of plain training with the same seed: the mean over seeds, and half of its 90 % 
 `predict`: the square error of means over their square, in the first and the last quarter of a run.
 `cost`: milliseconds that each of two ranks takes to encode 16 MiB of float32 (the fastest of 30
 times), and how much more with feedback, by the type of the residuals. On a CUDA device the codecs
-alone, on 256 MiB that are in no cache. docs/feedback.md has the tables.
+alone, on 512 MiB, which are in no cache. docs/feedback.md has the tables.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ COST_CODECS: dict[str, dict[str, Any]] = {
     "block_float4, stochastic": {"compression_type": "block_float4", "rounding": "stochastic"},
     "sparse, top-k 1 %": {"compression_type": "sparse", "top_k": 0.01},
 }
-COST_VALUES, COST_VALUES_ON_CUDA = 1 << 22, 1 << 26
+COST_VALUES, COST_VALUES_ON_CUDA = 1 << 22, 1 << 27
 TYPES = ("float32", "bfloat16", "block_float8")
 SETTINGS: dict[str, dict[str, Any]] = {
     "none": {"error_feedback": "none"},

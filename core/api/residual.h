@@ -16,8 +16,8 @@ constexpr std::size_t residual_granularity(ResidualType type) {
   return type == ResidualType::kBlockFloat8 ? 128 : 1;
 }
 
-// A part of one, from value `first` on. `kept` is that of earlier steps; `next` is written, and
-// holds once the step is known to be sound.
+// A part of one, from value `first` on, in memory aligned to kPayloadAlignment. `kept` is that of
+// earlier steps; `next` is written, and holds once the step is known to be sound.
 struct Residual {
   ResidualType type = ResidualType::kFloat32;
   const std::byte* kept = nullptr;  // of all `count` values

@@ -44,7 +44,7 @@ def _like_the_cpu(codec, zeros, more):
                 sizes = [rows_of(name, dtype)[0]["bytes_sent"] for name in EVERYTHING if count]
                 results.append(([digest(t) for t in (mean, part, gathered, sent)], sizes))
             for cpu, gpu in zip(*results, strict=True):
-                assert gpu == cpu, (dtype, count)
+                assert gpu == cpu, f"{dtype}, {count} values: CPU {cpu}, GPU {gpu}"
             shared = results[0][0]
             found.append((shared[0], shared[2], shared[3]))
     return found

@@ -31,14 +31,14 @@ class IdentityOnCuda final : public CudaTileCodec<Kernels> {
 
  private:
   std::size_t encode_alike(std::span<const EncodeArgs> args, const CudaQueue& on) const override {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto parts = encode_parts(args, words_of(args[0].in));
     copy_in(parts, args.size(), args[0].in, Sources{}, on);
     return sizeof(PayloadHeader) + parts.parts[0].seal.header.body_bytes;
   }
 
   void decode_alike(std::span<const DecodeArgs> args, const CudaQueue& on) const override {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     copy_out(decode_parts(args, words_of(args[0].out)), args.size(), args[0].out, on);
   }
 };

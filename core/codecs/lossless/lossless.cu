@@ -31,13 +31,13 @@ class LosslessOnCuda final : public CudaCodec {
 
   std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     return encode_elements(args.in, args, Sources{}, on);
   }
 
   void decode(Bytes payload, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     decode_elements(payload, out, on);
   }
 
@@ -54,7 +54,7 @@ class LosslessOnCuda final : public CudaCodec {
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
                           const CudaQueue& on) const override {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto [_, count, dtype] = args.in;
     const Scratch scratch(identity_->max_encoded_bytes(count, dtype), on);
     auto rounded = args;

@@ -185,6 +185,7 @@ __device__ inline Choice choose_form(const CellLimits& limits, const BodySize& s
     write_before(memory, in_front & 0xFFFF);
     return choice;
   }
+  __syncwarp();  // gaps are where the mask was
   std::uint16_t* places = memory.places + (in_front & 0xFFFF);
   std::uint8_t* at = memory.gaps + (in_front & 0xFFFF) + (in_front >> 16);
   for (std::uint32_t skip = 0; skip < own_skips; ++skip) {

@@ -67,7 +67,7 @@ class SparseOnCuda final : public CudaCodec {
 
   void decode(Bytes payload, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     decode_as(payload, out, out.dtype, on.report(), on);
   }
 
@@ -81,7 +81,7 @@ class SparseOnCuda final : public CudaCodec {
 
   void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     reduce_as(args, out, out.dtype, on);
   }
 
@@ -91,7 +91,7 @@ class SparseOnCuda final : public CudaCodec {
     if (!to)
       throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto [_, count, dtype] = target.in;
     const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     const Scratch scratch(count * size_of(sums), on);
@@ -195,7 +195,7 @@ EncodeTask SparseOnCuda::encode_task(ConstValues values, DType dtype) const {
 // Returns the most bytes that the payload may have: its header will say.
 std::size_t SparseOnCuda::encode_sums(ConstValues values, const EncodeArgs& args,
                                       const Sources& sources, const CudaQueue& on) const {
-  DeviceGuard guard(on.device().index);
+  const CodecCall call(on.device().index);
   const DType dtype = args.in.dtype;
   const auto seal = seal_of(args);
   const bool same = values.dtype == dtype, drops = settings_.drops();

@@ -6,6 +6,7 @@
 #include <string>
 
 #include "api/error.h"
+#include "devices/cpu/float_environment.h"
 
 namespace cccl::cuda {
 
@@ -38,6 +39,17 @@ class DeviceGuard {
 
  private:
   int device_, before_ = 0;
+};
+
+// While a codec's call lives: its device, and arithmetic of the host that is the same for all
+// callers, as it makes what kernels are given.
+class CodecCall {
+ public:
+  explicit CodecCall(int device) : device_(device) {}
+
+ private:
+  DeviceGuard device_;
+  FloatEnvironment environment_;
 };
 
 // Allows this thread what a capture into a graph forbids by default, such as allocations.

@@ -81,7 +81,7 @@ class Correcting final : public CudaCodec {
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
                           const CudaQueue& on) const override {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     if (codec_.encode_corrected(values, args, sources, residual_, delivered_, on))
       return max_encoded_bytes(args.in.count, args.in.dtype);
     return values.dtype == DType::kFloat64 ? encode_in_parts<double>(values, args, sources, on)

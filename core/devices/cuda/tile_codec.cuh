@@ -264,7 +264,7 @@ class CudaTileCodec : public CudaCodec {
 
   void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     reduce_as(args, out, out.dtype, on);
   }
 
@@ -274,7 +274,7 @@ class CudaTileCodec : public CudaCodec {
     if (!to)
       throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
     const auto& on = cuda_queue(queue);
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto [_, count, dtype] = target.in;
     const auto* same = dynamic_cast<const CudaTileCodec*>(to);
     if (same && dtype != DType::kFloat64 && same->is_fused(target))
@@ -370,7 +370,7 @@ class CudaTileCodec : public CudaCodec {
 
   // Of the same count and dtype, in one launch.
   virtual void decode_alike(std::span<const DecodeArgs> args, const CudaQueue& on) const {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto count = args[0].out.count;
     const auto dtype = args[0].out.dtype;
     const auto parts = decode_parts(args, count);
@@ -401,7 +401,7 @@ class CudaTileCodec : public CudaCodec {
   // `sums`: instead of the values of the one part.
   std::size_t encode_values(std::span<const EncodeArgs> args, const Sources& sources,
                             const CudaQueue& on, std::optional<ConstValues> sums = {}) const {
-    DeviceGuard guard(on.device().index);
+    const CodecCall call(on.device().index);
     const auto values = sums.value_or(args[0].in);
     auto parts = encode_parts(args, values.count);
     if (sums) {
