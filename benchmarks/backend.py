@@ -4,8 +4,10 @@
   torchrun --nproc-per-node 2 benchmarks/backend.py calls
   netlab.py run --hosts 2 --rate 1gbit -- python benchmarks/backend.py ddp
 
-`calls`: 10,000 small collectives on each group, in turns of 20; microseconds per call in the
-fastest of rank 0's turns. A second plain group shows what is noise. `ddp`: steps of a model whose
+`calls`: 10,000 small collectives on each group, in turns of 20; microseconds per call, medians of
+rank 0's turns. There are several groups of either kind, since two plain groups differ too: what one
+of ours costs is over the plain group made before it, and `noise` is a plain group's over the plain
+one before that. `ddp`: steps of a model whose
 gradients have `--mib`, plain, under the DDP hook, and on the backend without a hook; medians in
 milliseconds, and the backend's share of the hook's gain. `fsdp`: the same of a sharded model.
 `--device cuda` goes before the command.
@@ -14,6 +16,7 @@ milliseconds, and the backend's share of the hook's gain. `fsdp`: the same of a 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import statistics
@@ -35,11 +38,11 @@ _CALLS, _TURN = 2000, 20
 def calls(options: argparse.Namespace) -> None:
     """A line per collective: 256 float32 values from each rank."""
     cccl.configure({"compression_type": "none"})
-    groups = {
-        "plain": dist.new_group(),
-        "plain again": dist.new_group(),
-        "cccl": dist.new_group(backend=ours(options)),
-    }
+    groups: dict[str, dist.ProcessGroup] = {}
+    for pair in range(options.pairs):
+        backends = [("plain", None), ("cccl", ours(options))]
+        for kind, backend in backends if pair % 2 == 0 else backends[::-1]:
+            groups[f"{kind} {pair}"] = dist.new_group(backend=backend)
     part, whole = torch.zeros(256), torch.zeros(256 * dist.get_world_size())
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
     scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
@@ -53,11 +56,20 @@ def calls(options: argparse.Namespace) -> None:
     total = dict.fromkeys(groups, 0.0)
     for kind, call in kinds.items():
         times = turns(groups, lambda g, call=call: [call(g) for _ in range(_TURN)], _CALLS // _TURN)
-        fast = {name: 1e6 * min(t) / _TURN for name, t in times.items()}
-        total = {name: total[name] + fast[name] for name in groups}
-        show(f"{kind:15}", fast, "")
-    more = [100 * (total[name] / total["plain"] - 1) for name in ("plain again", "cccl")]
-    show(f"{'all':15}", total, "{:+.1f} %, {:+.1f} %".format(*more))
+        found = {name: 1e6 * statistics.median(t) / _TURN for name, t in times.items()}
+        total = {name: total[name] + found[name] for name in groups}
+        show(f"{kind:15}", found, "")
+    show(f"{'all':15}", total, "")
+    plain, wrapped = (
+        [total[f"{kind} {pair}"] for pair in range(options.pairs)] for kind in ("plain", "cccl")
+    )
+    more = {
+        "cost": [100 * (a / b - 1) for a, b in zip(wrapped, plain, strict=True)],
+        "noise": [100 * (a / b - 1) for a, b in itertools.pairwise(plain)],
+    }
+    for name, percents in more.items():
+        each = {f"pair {n}": percent for n, percent in enumerate(percents)}
+        show(f"{name}, %", each, f"median {statistics.median(percents):.1f}")
 
 
 def ddp(options: argparse.Namespace) -> None:
@@ -145,7 +157,9 @@ def main() -> None:
     )
     parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     commands = parser.add_subparsers(required=True)
-    commands.add_parser("calls").set_defaults(run=calls)
+    p = commands.add_parser("calls")
+    p.add_argument("--pairs", type=int, choices=range(2, 9), default=3, help="of groups")
+    p.set_defaults(run=calls)
     for run in (ddp, fsdp):
         p = commands.add_parser(run.__name__)
         p.add_argument("--mib", type=int, default=16)

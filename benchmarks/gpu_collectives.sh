@@ -3,14 +3,15 @@
 # between "hosts" with limited links that share one GPU (netlab.py). Results go to OUT.
 #
 #   benchmarks/gpu_collectives.sh [STEP...]
-#   (default: all of build test sanitize bench cast sockets weights gpus overlap backend ddp tune)
+#   (default: all of build test sanitize bench cast sockets weights gpus overlap hierarchy backend ddp
+#   tune)
 #
 # DEBS: a folder with the .deb files of iproute2, where `ip` and `tc` are not installed. CUDA MPS lets
 # the hosts' kernels run side by side; fault tests run without it.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit
 out=${OUT:-gpu-results}
-steps=${*:-build test sanitize bench cast sockets weights gpus overlap backend ddp tune}
+steps=${*:-build test sanitize bench cast sockets weights gpus overlap hierarchy backend ddp tune}
 . benchmarks/steps.sh
 
 install_iproute2() {  # into a folder, run through its own loader, so that children inherit nothing
@@ -40,7 +41,8 @@ lab() {  # lab HOSTS RATE COMMAND... ; RATE "none": links without a limit
   local hosts=$1 rate=$2 limit=()
   shift 2
   [ "$rate" = none ] || limit=(--rate "$rate")
-  python3 benchmarks/netlab.py run --hosts "$hosts" "${limit[@]}" --mtu 9000 --timeout 120 -- "$@"
+  python3 benchmarks/netlab.py run --hosts "$hosts" --per-host "${PER_HOST:-1}" "${limit[@]}" \
+    --mtu 9000 --timeout "${LAB_LIMIT:-120}" -- "$@"
 }
 
 collective() {  # collective HOSTS RATE ARGUMENT... : beside plain NCCL
@@ -52,26 +54,32 @@ collective() {  # collective HOSTS RATE ARGUMENT... : beside plain NCCL
 
 # bf16, from 1 KiB to as much as a link takes along in a moment. Is auto never slower than plain?
 sizes() {  # sizes RATE
-  local numel="512 8192 131072 1048576 8388608"
+  local some="1KiB 16KiB 256KiB 2MiB"
   case $1 in
-    1gbit) echo "$numel" ;;
-    10gbit) echo "$numel 33554432" ;;
-    *) echo "$numel 33554432 134217728" ;;
+    100mbit) echo "$some" ;;
+    1gbit) echo "$some 16MiB" ;;
+    10gbit) echo "$some 16MiB 64MiB" ;;
+    *) echo "$some 16MiB 64MiB 256MiB" ;;
   esac
 }
 
 bench() {  # bench HOSTS RATE
-  collective "$1" "$2" --dtype bfloat16 --codec auto block_float8 block_float4 \
-    --numel ${NUMEL:-$(sizes "$2")}
+  with_mps lab "$1" "$2" python3 benchmarks/auto.py --device cuda --dtype bfloat16 \
+    --beside block_float4 --seconds "${SECONDS_EACH:-1}" --sizes ${SIZES:-$(sizes "$2")} --json
 }
 
 # 64 MiB of float32, for which a cast is a codec too.
 cast() { collective "$1" "$2" --codec cast_bf16 block_float8 block_float4 --numel 16777216; }
 
-# As many sockets and threads for NCCL, ours too, as are of use without a limit.
-sockets() {
-  NCCL_SOCKET_NTHREADS=4 NCCL_NSOCKS_PERTHREAD=4 collective "$1" none --dtype bfloat16 \
+# Without a limit: threads and sockets of each for NCCL, ours too.
+sockets() {  # sockets HOSTS THREADS SOCKETS
+  NCCL_SOCKET_NTHREADS=$2 NCCL_NSOCKS_PERTHREAD=$3 collective "$1" none --dtype bfloat16 \
     --codec block_float8 block_float4 --numel 33554432
+}
+
+# Two hosts with two ranks each: plain, compressed, and in legs.
+hierarchy() {
+  PER_HOST=2 with_mps lab 2 10gbit python3 benchmarks/hierarchy.py --device cuda --json "$@"
 }
 
 # A trained model's weights, 256 MiB of bf16 without losing a bit, beside plain NCCL.
@@ -116,11 +124,13 @@ mapfile -t gpu_tests < <(cd tests && ls distributed/test_gpu_*.py)
 step test pytest "${gpu_tests[@]}"
 step sanitize compute_sanitizer
 for hosts in 2 4; do
-  for rate in ${RATES:-1gbit 10gbit 20gbit none}; do
+  for rate in ${RATES:-100mbit 1gbit 10gbit 20gbit none}; do
     step "bench-$hosts-$rate" bench "$hosts" "$rate"
   done
   step "cast-$hosts-10gbit" cast "$hosts" 10gbit
-  step "sockets-$hosts-none" sockets "$hosts"
+  for settings in ${SOCKETS:-4x4 8x8}; do
+    step "sockets-$hosts-none-$settings" sockets "$hosts" "${settings%x*}" "${settings#*x}"
+  done
 done
 for hosts in ${WEIGHTS_HOSTS:-2 4}; do
   step "weights-$hosts" with_mps weights "$hosts" "${WEIGHTS_RATE:-10gbit}"
@@ -129,6 +139,7 @@ if [ "$(nvidia-smi --list-gpus | wc -l)" -gt 1 ]; then step gpus between_gpus; f
 for hosts in 2 4; do
   step "overlap-$hosts" with_mps lab "$hosts" 10gbit python3 benchmarks/gpu_overlap.py
 done
+step hierarchy hierarchy --mib 64
 step backend-calls with_mps lab 2 10gbit python3 benchmarks/backend.py --device cuda calls
 step backend-ddp with_mps lab 2 10gbit python3 benchmarks/backend.py --device cuda ddp --mib 128
 step ddp with_mps lab "${DDP_HOSTS:-4}" "${DDP_RATE:-10gbit}" python3 benchmarks/gpu_ddp.py --json ${DDP_ARGS:-}

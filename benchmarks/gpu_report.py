@@ -1,6 +1,6 @@
 """Tables and figures of what gpu_collectives.sh and cuda_codecs.sh measured.
 
-    OUT=gpu-results benchmarks/gpu_collectives.sh build bench cast sockets overlap ddp
+    OUT=gpu-results benchmarks/gpu_collectives.sh build bench cast sockets overlap hierarchy ddp
     OUT=gpu-results benchmarks/cuda_codecs.sh bench
     python benchmarks/gpu_report.py gpu-results [--figures docs/figures]
 
@@ -22,7 +22,14 @@ from matplotlib import pyplot
 
 Row = dict[str, Any]
 BITS = {"block_float8": "8 bits", "block_float4": "4 bits", "cast_bf16": "bf16"}
-RATES = {"1gbit": "1 Gbit/s", "10gbit": "10 Gbit/s", "20gbit": "20 Gbit/s", "none": "no limit"}
+RATES = {
+    "100mbit": "100 Mbit/s",
+    "1gbit": "1 Gbit/s",
+    "10gbit": "10 Gbit/s",
+    "20gbit": "20 Gbit/s",
+    "none": "no limit",
+}
+SOCKETS_BYTES = 64 << 20
 COLOURS = {"block_float8": "#4c78a8", "block_float4": "#e45756", "auto": "#54a24b"}
 NAMES = BITS | {
     "none": "no communication",
@@ -37,14 +44,15 @@ def main() -> None:
     parser.add_argument("results", type=Path, help="the folder OUT of the scripts")
     parser.add_argument("--figures", type=Path, help="write PNG files here")
     options = parser.parse_args()
-    links = [row for row in read(options.results, "bench") if "hosts" in row]
+    links = read(options.results, "bench-")
     tables: list[tuple[str, Iterable[str]]] = [
         ("All-reduce of bfloat16 beside plain NCCL", speeds(links)),
         ("64 MiB of float32 at 10 Gbit/s", others(read(options.results, "cast"))),
-        ("No limit, NCCL with 4 threads and 16 sockets", others(read(options.results, "sockets"))),
+        ("64 MiB without a limit, by NCCL's threads and sockets of each", sockets(options.results)),
+        ("Two hosts with two ranks each, 10 Gbit/s", legs(read(options.results, "hierarchy"))),
         ("Codec work that no transfer hides", overlaps(read(options.results, "overlap"))),
         ("A step of the GPT with 86 million parameters", steps(read(options.results, "ddp"))),
-        ("Codecs, share of a device copy", codecs(read(options.results, "bench"))),
+        ("Codecs, share of a device copy", codecs(read(options.results, "bench.json"))),
     ]
     for title, lines in tables:
         found = list(lines)
@@ -55,13 +63,15 @@ def main() -> None:
 
 
 def read(folder: Path, step: str) -> list[Row]:
-    """Rows of a step; hosts and rate are in the names of its files: STEP-HOSTS-RATE.json."""
+    """Rows of a step; its files' names say where: STEP-HOSTS-RATE-SETTINGS.json."""
     rows = []
-    for path in sorted(folder.glob(f"{step}*.json")):
+    for path in sorted(folder.glob(f"{step}*")):
         _, *parts = path.stem.split("-")
-        where = {"hosts": int(parts[0])} if parts and parts[0].isdigit() else {}
-        if len(parts) > 1 and where:
-            where["rate"] = parts[1]
+        if path.suffix != ".json" or (parts and not parts[0].isdigit()):
+            continue
+        where: Row = dict(zip(("hosts", "rate", "settings"), parts, strict=False))
+        if where:
+            where["hosts"] = int(parts[0])
         rows += [json.loads(line) | where for line in path.read_text().splitlines()]
     return rows
 
@@ -70,27 +80,51 @@ def table(*head: str) -> list[str]:
     return ["| " + " | ".join(head) + " |", "|" + "---|" * len(head)]
 
 
-def size(row: Row) -> str:
-    kib = row["numel"] * (4 if row["dtype"] == "float32" else 2) / 1024
+def size(nbytes: int) -> str:
+    kib = nbytes / 1024
     return f"{kib / 1024:g} MiB" if kib >= 1024 else f"{kib:g} KiB"
 
 
 def speeds(rows: Sequence[Row]) -> Iterable[str]:
-    """Two-shot with 8 and 4 bits, and what auto chose, in every place."""
-    yield from table("hosts", "link", "size", "plain", "8 bits", "4 bits", "auto")
-    found: dict[tuple[Any, ...], dict[str, Row]] = {}
+    """Fixed codecs and auto in every place, and auto beside the best of what it may choose."""
+    yield from table("hosts", "link", "size", "plain", "8 bits", "4 bits", "auto", "of the best",
+                     "plain, of itself")  # fmt: skip
+    order = sorted(rows, key=lambda r: (r["hosts"], list(RATES).index(r["rate"]), r["bytes"]))
+    for row in order:
+        codecs = [f"{name}_over_plain" for name in ("block_float8", "block_float4")]
+        cells = [f"{row[name]:.2f}x" if name in row else "" for name in codecs]
+        auto = f"{row['auto_over_plain']:.2f}x{' c' if row['went'] == 'compressed' else ''}"
+        yield (f"| {row['hosts']} | {RATES[row['rate']]} | {size(row['bytes'])} | "
+               f"{row['plain_ms']:.3g} ms | {' | '.join(cells)} | {auto} | "
+               f"{row['auto_over_best']:.2f} | {row['noise']:.2f} |")  # fmt: skip
+
+
+def sockets(folder: Path) -> Iterable[str]:
+    """Beside plain NCCL with the same settings, and with the fastest of all. `bench` has those that
+    NCCL takes by itself."""
+    rows = read(folder, "sockets")
+    for row in read(folder, "bench-"):
+        if (row["rate"], row["bytes"]) == ("none", SOCKETS_BYTES):
+            for codec in ("block_float8", "block_float4"):
+                ms = {"baseline_ms": row["plain_ms"], "ms": row[f"{codec}_ms"]}
+                rows.append(row | ms | {"codec": codec, "settings": "NCCL's own"})
+    rows.sort(key=lambda row: row["hosts"])
+    best: dict[int, float] = {}
     for row in rows:
-        found.setdefault((row["hosts"], row["rate"], row["numel"]), {})[row["codec"]] = row
-    order = sorted(found, key=lambda key: (key[0], list(RATES).index(key[1]), key[2]))
-    for hosts, rate, numel in order:
-        by = found[hosts, rate, numel]
-        any_row = next(iter(by.values()))
-        cells = [f"{by[c]['speedup']:.2f}x" if c in by else "" for c in BITS if c != "cast_bf16"]
-        auto = by.get("auto")
-        chosen = f"{auto['speedup']:.2f}x{' (plain)' if auto['plain'] else ''}" if auto else ""
-        plain = min(row["baseline_ms"] for row in by.values())
-        yield (f"| {hosts} | {RATES[rate]} | {size(any_row)} | {plain:.3g} ms | "
-               f"{cells[0]} | {cells[1]} | {chosen} |")  # fmt: skip
+        best[row["hosts"]] = min(row["baseline_ms"], best.get(row["hosts"], row["baseline_ms"]))
+    yield from table("hosts", "threads x sockets", "codec", "plain", "ours", "the same settings",
+                     "plain's best")  # fmt: skip
+    for row in rows:
+        yield (f"| {row['hosts']} | {row['settings']} | {BITS[row['codec']]} | "
+               f"{row['baseline_ms']:.1f} ms | {row['ms']:.1f} ms | "
+               f"{row['baseline_ms'] / row['ms']:.2f}x | "
+               f"{best[row['hosts']] / row['ms']:.2f}x |")  # fmt: skip
+
+
+def legs(rows: Sequence[Row]) -> Iterable[str]:
+    yield from table("", "time", "a host's link carries")
+    for row in rows:
+        yield f"| {row['way']} | {row['ms']:.1f} ms | {row['host_link_mb']:.1f} MB |"
 
 
 def others(rows: Sequence[Row]) -> Iterable[str]:
@@ -123,7 +157,8 @@ def codecs(rows: Sequence[Row]) -> Iterable[str]:
         kind = [row["codec"], row["level"] if row["level"] != "fast" else "",
                 "rotated" if row.get("rotation", "none") != "none" else ""]  # fmt: skip
         shares = (row[f"{name}_of_copy"] for name in ("encode", "decode", "reduce", "accumulate"))
-        yield (f"| {' '.join(filter(None, kind))} | {size(row)} of {row['dtype']} | "
+        nbytes = row["numel"] * (4 if row["dtype"] == "float32" else 2)
+        yield (f"| {' '.join(filter(None, kind))} | {size(nbytes)} of {row['dtype']} | "
                + " | ".join(f"{share:.2f}" for share in shares) + " |")  # fmt: skip
 
 
@@ -139,7 +174,8 @@ def draw(rows: Sequence[Row], to: Path) -> None:
             panel.axhline(1, color="grey", linewidth=0.8)
             for codec, colour in COLOURS.items():
                 here = [r for r in rows if (r["hosts"], r["rate"]) == (count, rate)]
-                line = sorted((r["numel"] * 2, r["speedup"]) for r in here if r["codec"] == codec)
+                found = [r for r in here if f"{codec}_over_plain" in r]
+                line = sorted((r["bytes"], r[f"{codec}_over_plain"]) for r in found)
                 if line:
                     panel.plot(*zip(*line, strict=True), color=colour, marker=".",
                                label=BITS.get(codec, codec))  # fmt: skip

@@ -5,7 +5,8 @@
 
 Started as one process per rank, several on each host, by netlab.py or by torchrun. Bytes between
 hosts are what this host's kernel counted on its link (--interface); those of a rank, of payloads,
-are what CCCL counted. Rank 0 prints a line per way, and --json one object.
+are what CCCL counted. With --device cuda over NCCL; ranks of a host may share a GPU. Rank 0 prints
+a line per way, and --json an object.
 """
 
 from __future__ import annotations
@@ -43,9 +44,11 @@ def measure(call: Callable[[torch.Tensor], None], values: torch.Tensor, args) ->
     for _ in range(args.repeats):
         tensor.copy_(values)
         dist.barrier()
+        finish(tensor)
         before, begun = link_bytes(args.interface), time.perf_counter()
         call(tensor)
-        seconds = torch.tensor(time.perf_counter() - begun)
+        finish(tensor)
+        seconds = torch.tensor(time.perf_counter() - begun, device=tensor.device)
         dist.all_reduce(seconds, dist.ReduceOp.MAX)
         times.append(float(seconds))
         sent.append(link_bytes(args.interface) - before)
@@ -55,17 +58,27 @@ def measure(call: Callable[[torch.Tensor], None], values: torch.Tensor, args) ->
     smallest, largest = tensor.clone(), tensor.clone()
     dist.all_reduce(smallest, dist.ReduceOp.MIN)
     dist.all_reduce(largest, dist.ReduceOp.MAX)
-    total = cccl.stats()["total"]
-    host = torch.tensor(statistics.median(sent), dtype=torch.float64)
+    rows = cccl.stats()["rows"]  # on a GPU the last call may be missing, and the first one there
+    legs = {
+        leg: sum(row["bytes_sent"] / row["calls"] for row in rows if row["leg"] == leg)
+        for leg in ("between", "inside")
+    }
+    host = torch.tensor(statistics.median(sent), dtype=torch.float64, device=tensor.device)
     dist.all_reduce(host, dist.ReduceOp.MAX)
     return {
         "ms": 1e3 * statistics.median(times),
         "host_link_mb": float(host) / 1e6,
-        "rank_between_mb": total["bytes_between"] / args.repeats / 1e6,
-        "rank_inside_mb": total["bytes_inside"] / args.repeats / 1e6,
+        "rank_between_mb": args.tensors * legs["between"] / 1e6,
+        "rank_inside_mb": args.tensors * legs["inside"] / 1e6,
         "relative_error": float((tensor.double() - exact).norm() / exact.norm()),
         "bitwise_equal": torch.equal(smallest, largest),
     }
+
+
+def finish(tensor: torch.Tensor) -> None:
+    """The host waits for what was submitted."""
+    if tensor.is_cuda:
+        torch.cuda.synchronize(tensor.device)
 
 
 def main() -> None:
@@ -76,14 +89,24 @@ def main() -> None:
     parser.add_argument("--tensors", type=int, default=1, help="of which all are under way at once")
     parser.add_argument("--codec", default="block_float8")
     parser.add_argument("--hierarchy", default="auto", help="as in cccl.Config")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--interface", default=os.environ.get("GLOO_SOCKET_IFNAME", "eth0"))
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
+    device = torch.device("cpu")
+    if args.device == "cuda":
+        index = int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count()
+        if int(os.environ.get("LOCAL_WORLD_SIZE", 1)) > torch.cuda.device_count():
+            os.environ["NCCL_HOSTID"] = f"rank{os.environ['RANK']}"  # as NCCL knows no shared GPU
+        device = torch.device("cuda", index)
+        torch.cuda.set_device(device)
+        dist.init_process_group("nccl", device_id=device)
+    else:
+        dist.init_process_group("gloo")
     generator = torch.Generator().manual_seed(dist.get_rank())
-    values = torch.randn(int(args.mib * 2**18), generator=generator)
+    values = torch.randn(int(args.mib * 2**18), generator=generator).to(device)
 
     def plain(tensor: torch.Tensor) -> None:
         for work in [dist.all_reduce(part, async_op=True) for part in tensor.chunk(args.tensors)]:
@@ -117,7 +140,8 @@ def main() -> None:
                 f"error {row['relative_error']:.1e}, equal {row['bitwise_equal']}"
             )
         if args.json:
-            print(json.dumps(found))
+            for name, row in found.items():
+                print(json.dumps({"collective": "all_reduce", "way": name, **row}))
     dist.destroy_process_group()
 
 

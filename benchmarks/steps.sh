@@ -4,10 +4,10 @@
 mkdir -p "$out"
 status=0
 
-step() {  # step NAME COMMAND...: runs it if NAME was asked for, with its output in a log
+step() {  # step NAME COMMAND...: runs it if NAME, or that up to its "-", was asked for; output in a log
   local name=$1
   shift
-  case " $steps " in *" ${name%%-*} "*) ;; *) return ;; esac
+  case " $steps " in *" ${name%%-*} "* | *" $name "*) ;; *) return ;; esac
   local begun=$SECONDS
   if "$@" >"$out/$name.log" 2>&1; then echo "$name: ok, $((SECONDS - begun)) s"
   else status=1; echo "$name: FAILED, $((SECONDS - begun)) s"; tail -n "${TAIL:-40}" "$out/$name.log"; fi

@@ -287,6 +287,7 @@ void register_communicator(nb::module_& module) {
   nb::class_<Work>(module, "Work")
       .def("wait", wait_for, nb::arg("timeout") = nb::none())
       .def("done", &Work::done)
+      .def_prop_ro("seconds", &Work::seconds)
       .def_prop_ro(
           "stream",
           [](const Work& work) { return reinterpret_cast<std::uintptr_t>(work.output().stream); })

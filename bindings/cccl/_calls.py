@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from . import _core
 from ._policy import Choice, Policy
 from ._stats import plain_bytes
-from .errors import ConfigError, UnsupportedError
+from .errors import ConfigError, Error, TransportError, UnsupportedError
 
 if TYPE_CHECKING:
     from ._config import Config
@@ -102,11 +102,28 @@ class PlainRow:
             return True
         return self._policy.again(self._choice, self._table)
 
-    def record(self, seconds: float, *, whole: bool = True) -> None:
-        """Counts a call; `whole`: it has ended, and did not just begin."""
+    def record(
+        self, seconds: float, *, whole: bool = True, clock: Any = None, work: Any = None
+    ) -> None:
+        """Counts a call; `whole`: it has ended, and did not just begin. `clock`: a frontend's
+        `Timed` that ends behind it or, if that is still under way, behind its `work`."""
         _core.record_plain(*self._row, seconds, *self._times)
-        if whole and self._policy is not None and self._choice is not None:
+        if self._policy is None or self._choice is None:
+            return
+        if clock is not None:
+            clock.end(work)
+            self._policy.follow(self._choice, clock, seconds)
+        elif whole:
             self._policy.observe(self._choice, seconds)
+
+    def refusal(self, error: Exception, what: str) -> Error:
+        """To raise where the backend refused `what`: a dtype and an operation."""
+        lost = ("gloo/transport", "onnection", "NCCL")
+        kind = TransportError if any(word in str(error) for word in lost) else UnsupportedError
+        label, collective, _, reason, *_ = self._row
+        return kind(
+            f"{collective} {label!r} went plain ({reason}), and the backend refused {what}: {error}"
+        )
 
 
 class Ended:

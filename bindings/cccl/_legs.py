@@ -176,6 +176,12 @@ class Flow:
         found = next(filter(None, (work.error() for work in self._works)), None)
         return of_no_rank(found) if isinstance(found, NonFiniteError) else found
 
+    @property
+    def seconds(self) -> float | None:
+        """On the device, once done: each leg begins behind the one before it."""
+        parts = [work.seconds for work in self._works]
+        return None if None in parts else sum(parts)
+
     def precede(self, device: int, stream: int) -> None:
         for work in self._works:
             work.precede(device, stream)

@@ -11,10 +11,11 @@ import itertools
 import math
 import time
 from bisect import bisect_left
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 from ._rules import PLAIN
+from .errors import DeadlineError, TransportError
 
 SIZES = tuple(1 << bits for bits in (10, 13, 16, 18, 20, 22, 24, 26))  # bytes of a whole tensor
 BUDGET = 0.75  # seconds that measuring may take
@@ -26,6 +27,7 @@ _ALWAYS = 3  # sizes measured whatever they cost: fewer would tell latency, but 
 _REPEATS = 20
 _MOST_CHOICES = 1024
 _MOST_RATIOS = 64
+_MOST_FOLLOWED = 8  # calls on a device; timing one costs the host a few microseconds
 
 
 class Probe(Protocol):
@@ -36,6 +38,45 @@ class Probe(Protocol):
 
     def slowest(self, values: list[float]) -> list[float]:
         """The largest of each value over all ranks."""
+
+
+class Timed(Protocol):
+    """A call on a device, which is under way when the host goes on."""
+
+    def done(self) -> bool:
+        """Whether it ended."""
+
+    @property
+    def seconds(self) -> float | None:
+        """On the device, once done; None if that is not known."""
+
+
+class Between:
+    """A `Timed` from its making to `end()`, by events of a device with the methods of torch's."""
+
+    def __init__(self, record: Callable[[], Any], latest: Timed | None):
+        """`record` makes an event where the device's work has come to; `latest`: the one before."""
+        self._record, self._first, self._last = record, record(), None
+        self._before = latest._last if isinstance(latest, Between) else None
+
+    def end(self, work: Any = None) -> None:
+        """Behind all that was submitted, or behind one work of c10d's."""
+        if work is None:
+            self._last = self._record()
+        else:  # on a stream that waits for it
+            work.get_future().then(lambda _: self.end())
+
+    def done(self) -> bool:
+        """Whether it ended."""
+        return self._last is not None and bool(self._last.query())
+
+    @property
+    def seconds(self) -> float | None:
+        """From the end of the one before, if that was still under way: they share the link."""
+        whole, alone = (
+            event.elapsed_time(self._last) for event in (self._first, self._before or self._first)
+        )
+        return 1e-3 * float(min(whole, alone) if alone > 0 else whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,6 +143,22 @@ class Table:
         return Choice(codec, medians[codec], quartiles[codec], plain)
 
 
+def poll(stream: Any, seconds: float) -> None:
+    """Until a device's stream, which has torch's methods, is done: looks all the time. None: done.
+    Raises `DeadlineError`."""
+    until = time.perf_counter() + seconds
+    while stream is not None and not stream.query():
+        if time.perf_counter() > until:
+            raise DeadlineError(f"timed out after {seconds:g} s")
+
+
+def lost_while_measuring(error: Exception) -> TransportError:
+    """What a plain collective raised that was measured."""
+    late = isinstance(error, DeadlineError) or "imed out" in str(error) or "imeout" in str(error)
+    kind = DeadlineError if late else TransportError
+    return kind(f"measuring for compression_type 'auto': {error}")
+
+
 def calibrate(codecs: tuple[str, ...], probe: Probe, budget: float = BUDGET) -> Table:
     """Measures plain and `codecs` at growing sizes, as far as the budget in seconds goes.
 
@@ -143,6 +200,8 @@ class Policy:
     def __init__(self, codecs: tuple[str, ...], probe: Probe):
         self._codecs = codecs
         self._begun, self._spent = time.perf_counter(), 0.0
+        self._followed: list[tuple[Choice, Timed, float]] = []  # on a device, with the host's time
+        self.latest: Timed | None = None  # of them
         self._measure(probe)
 
     @property
@@ -172,9 +231,21 @@ class Policy:
         if len(self._ratios) < _MOST_RATIOS:
             self._ratios.append(seconds / choice.undisturbed)
 
+    @property
+    def watches(self) -> bool:
+        """Whether `follow` takes one more call before the next review."""
+        return len(self._followed) < _MOST_FOLLOWED
+
+    def follow(self, choice: Choice, call: Timed, host: float) -> None:
+        """A call on a device, observed at a review once done. `host`: seconds to submit it."""
+        if self.watches:
+            self._followed.append((choice, call, host))
+            self.latest = call
+
     def review(self, probe: Probe) -> None:
         """Ranks compare what they observed. Times are measured anew if they are far from what was
         predicted even on the rank that waited least for others, and if time enough has passed."""
+        self._harvest()
         since = time.perf_counter() - self._begun
         inverse = 1 / _quantile(self._ratios, 0.25) if self._ratios else 0.0
         since, inverse = probe.slowest([since, inverse])
@@ -190,11 +261,22 @@ class Policy:
         self._calls += 1
         self._planned += choice.predicted
 
+    def _harvest(self) -> None:
+        """Observes the calls on a device that are done by now. One alone would take about the
+        longer of both times: where the host is ahead, the device does not wait for it."""
+        followed, self._followed = self._followed, []
+        for choice, call, host in followed:
+            if not call.done():
+                self._followed.append((choice, call, host))
+            elif (seconds := call.seconds) is not None:
+                self.observe(choice, max(seconds, host))
+
     def _measure(self, probe: Probe) -> None:
         begun = time.perf_counter()
         self.table = calibrate(self._codecs, probe)
         self._spent += probe.slowest([time.perf_counter() - begun])[0]
         self._choices: dict[int, Choice] = {}
+        self._followed, self.latest = [], None  # they were predicted otherwise
         self._watch(0)
 
     def _watch(self, calls: int) -> None:

@@ -103,10 +103,12 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   const std::lock_guard lock(launching_);
   refuse_after_failure();
   auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
-  const Output output{launched->end, launched->queue ? launched->queue->native() : nullptr};
+  Output output{launched->end, launched->queue ? launched->queue->native() : nullptr,
+                launched->begin, launched->before};
   const auto error = launched->error;
   std::shared_ptr<Work> work;
   if (launched->captured) {
+    output.begun = nullptr;  // a graph's events have no times
     work = Work::finished(output);
   } else {
     auto run = [engine = engine_, launched] { return engine->finish(std::move(*launched)); };

@@ -353,7 +353,7 @@ void Engine::perform(Launched& launched) {
         job.prediction = launched.state->prediction.values;
       }
     }
-    launched.begin = queue.record();
+    launched.begin = queue.record(!launched.captured);
     if (any_size && !on_host) {
       job.earlier = {launched.begin};
       for (const auto& other : eager_)
@@ -367,8 +367,9 @@ void Engine::perform(Launched& launched) {
     platform_->copy(call.in, call.out, queue);
     launched.run.stats.non_finite = on_host && call.raise_non_finite && has_non_finite(call.in);
   }
-  launched.end = queue.record();
+  launched.end = queue.record(!launched.captured);
   if (!place) return;
+  launched.before = std::exchange(last_end_, launched.end);
   place->in = call.in;
   place->out = call.out;
   place->end_before = std::exchange(place->end, launched.end);

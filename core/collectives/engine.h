@@ -71,6 +71,7 @@ struct Launched {
   std::shared_ptr<TensorState> state;
   std::shared_ptr<const Codec> contribution, result;  // with a prediction, if they use one
   std::shared_ptr<Event> begin, end;                  // of its work; no `end`: the device failed
+  std::shared_ptr<Event> before;                      // end of the collective before it
   Queue* queue = nullptr;
   std::function<Findings()> findings;
   bool captured = false;  // into a graph: its work runs whenever that is launched
@@ -131,6 +132,7 @@ class Engine {
   // Graphs replay at any time: what they use is theirs alone.
   std::map<std::uint64_t, Captured> captured_;
   std::size_t turn_ = 0;
+  std::shared_ptr<Event> last_end_;           // of what was launched last
   std::vector<Signature> signatures_;         // of the last agreement
   std::unordered_set<std::uint64_t> agreed_;  // digests that all ranks have shown, the latest
   std::uint64_t sequence_ = 0;

@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "api/error.h"
@@ -43,6 +44,14 @@ bool Work::done() const {
 std::exception_ptr Work::error() const {
   const std::lock_guard lock(mutex_);
   return error_;
+}
+
+std::optional<double> Work::seconds() const {
+  const std::lock_guard lock(mutex_);
+  if (!done_ || error_ || !output_.begun) return std::nullopt;
+  const auto whole = output_.done->seconds_since(*output_.begun);
+  const auto alone = output_.before ? output_.done->seconds_since(*output_.before) : whole;
+  return alone > 0 ? std::min(whole, alone) : whole;
 }
 
 void Work::finish(std::exception_ptr error) {

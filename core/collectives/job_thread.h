@@ -17,10 +17,11 @@
 namespace cccl {
 
 // Where a job's output is made on a device: there once `done` is, well before the work is done; and
-// the stream. Null on a CPU.
+// the stream. Null on a CPU. `begun`, of a timed job, and `before`, the end of the one before it.
 struct Output {
   std::shared_ptr<const Event> done;
   void* stream = nullptr;
+  std::shared_ptr<const Event> begun, before;
 };
 
 // A job under way. Thread-safe.
@@ -31,6 +32,10 @@ class Work {
   bool wait(std::optional<Seconds> timeout = std::nullopt);
   bool done() const;
   std::exception_ptr error() const;
+
+  // On the device, of a timed job that ended well. It begins with the job before it still under
+  // way: from that one's end on, the link was its own.
+  std::optional<double> seconds() const;
 
   void finish(std::exception_ptr error);
   static std::shared_ptr<Work> finished(Output output = {});

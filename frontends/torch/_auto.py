@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from .._policy import Policy
+from .._policy import Policy, lost_while_measuring, poll
 from .._rules import PLAIN
-from ..errors import DeadlineError, TransportError
+from ..errors import DeadlineError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND
 from ._work import is_capturing
@@ -28,19 +28,22 @@ class Probe:
     def __init__(self, call: Call):
         self._call = call
         self._seconds = call.config.deadline or timeout_of(call.group)
-        self._numel = 0
+        self._numel, self._stream = 0, None
+        self._limit = [timedelta(seconds=self._seconds)]
+        if call.input.is_cuda:  # where NCCL's wait with a limit looks once in a millisecond
+            self._limit, self._stream = [], torch.cuda.current_stream(call.input.device)
 
     def measure(self, name: str, nbytes: int) -> float:
         """Seconds of one collective of `nbytes`, plain or with the codec `name`."""
         self._prepare(nbytes)
-        _finish(self._input)
+        poll(self._stream, self._seconds)
         begun = time.perf_counter()
         if name == PLAIN:
             self._plain(self._call.collective, self._input, self._output, self._call.op)
         else:
             config = self._call.config.candidates[name]
             self._call.like(self._input, self._output, config, _LABEL).perform()
-        _finish(self._input)
+        poll(self._stream, self._seconds)
         return time.perf_counter() - begun
 
     def slowest(self, values: list[float]) -> list[float]:
@@ -53,14 +56,13 @@ class Probe:
     def _plain(self, collective: str, input: torch.Tensor, output: torch.Tensor, op: Any) -> None:
         try:
             work = BACKEND[collective](input, output, op, self._call.src, self._call.group, True)
-            work.wait(timedelta(seconds=self._seconds))
-        except RuntimeError as error:
-            late = "imed out" in str(error) or "imeout" in str(error)
-            kind = DeadlineError if late else TransportError
-            text = f"measuring for compression_type 'auto': {error}"
+            work.wait(*self._limit)
+            poll(self._stream, self._seconds)
+        except (RuntimeError, DeadlineError) as error:
+            lost = lost_while_measuring(error)
             found = communicator(self._call.group, self._call.input.device, self._call.config)
-            found.core.abort(text)
-            raise kind(text) from error
+            found.core.abort(str(lost))
+            raise lost from error
 
     def _prepare(self, nbytes: int) -> None:
         """Tensors with the same values for every measurement: a sum in place would grow. What is
@@ -79,11 +81,6 @@ class Probe:
             self._input = part.clone() if collective == "all_gather" else whole
             self._output = part.clone() if collective == "reduce_scatter" else whole
         self._input.copy_(self._values[: self._input.numel()])
-
-
-def _finish(tensor: torch.Tensor) -> None:
-    if tensor.is_cuda:
-        torch.cuda.current_stream(tensor.device).synchronize()
 
 
 def policy_of(call: Call) -> Policy:

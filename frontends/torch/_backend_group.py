@@ -230,10 +230,12 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
                 return GroupWork([found.submit()], [output])
             found.perform()
             return finished([output])
-        begun, work = time.perf_counter(), plain()
+        clock, begun, work = found.clock(input), time.perf_counter(), plain()
         if work is not None and not opts.asyncOp:  # NCCL has made the current stream wait already
             work.wait()
-        found.record(time.perf_counter() - begun, whole=not opts.asyncOp)
+        later = opts.asyncOp
+        found.record(time.perf_counter() - begun, whole=not (later or input.is_cuda), clock=clock,
+                     work=work if later else None)  # fmt: skip
         return work
 
     def _send_all(

@@ -199,10 +199,13 @@ class Call:
             for stream in found.streams.values():
                 tensor.record_stream(stream)
         observer = profiler_ranges() if torch.autograd._profiler_enabled() else None
+        begun = time.perf_counter()
         work._core = self._start(
             found, sent, received, stream=current.cuda_stream, debug=self.config.debug,
             observer=observer,
         )  # fmt: skip
+        if self.policy is not None and self.choice is not None and not capturing:
+            self.policy.follow(self.choice, work._core, time.perf_counter() - begun)
         # The stream that made the output has the future complete. One of our own beside it would be
         # in the way: streams share the device's few queues, where one that waits blocks others.
         ends = found.streams.get(work._core.stream)

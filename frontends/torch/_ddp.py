@@ -155,10 +155,11 @@ class CompressionState:
             done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
             done.set_result(tensor)
             return done
-        begun = time.perf_counter()
+        on_host, clock, begun = not tensor.is_cuda, plain.clock(tensor), time.perf_counter()
 
         def finish(future: torch.futures.Future[list[torch.Tensor]]) -> torch.Tensor:
-            plain.record(time.perf_counter() - begun)
+            # On a GPU at once, on a stream that waits for the work.
+            plain.record(time.perf_counter() - begun, whole=on_host, clock=clock)
             return future.value()[0]
 
         # As DDP without a hook, bit by bit: scaled first, so that half precision does not overflow.

@@ -9,7 +9,8 @@ import torch
 import torch.distributed as dist
 
 from .._calls import PlainRow
-from ..errors import TransportError, UnsupportedError
+from .._policy import Between
+from ._work import is_capturing
 
 if TYPE_CHECKING:
     from ._call import Call
@@ -79,28 +80,34 @@ class PlainCall(PlainRow):
             call.label, call.collective, dtype, reason, call.size, numel, nbytes, call.choice,
             call.policy,
         )  # fmt: skip
-        self.reason, self.config = reason, call.asked
-        self._collective, self._label, self._op, self._src = (
-            call.collective, call.label, call.op, call.src
-        )  # fmt: skip
+        self.config = call.asked  # by whose id it is found: it must live as long
+        self._op, self._src = call.op, call.src
         self._backend = BACKEND[call.collective]
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
+        clock = None if self._policy is None else self.clock(input)
         begun = time.perf_counter()
         try:
             result = self._backend(input, output, self._op, self._src, group, async_op)
         except RuntimeError as error:
-            lost = ("gloo/transport", "onnection", "NCCL")
-            moved = any(word in str(error) for word in lost)
-            kind = TransportError if moved else UnsupportedError
-            raise kind(
-                f"{self._collective} {self._label!r} went plain ({self.reason}), and the backend "
-                f"refused {input.dtype} with {self._op}: {error}"
-            ) from error
+            raise self.refusal(error, f"{input.dtype} with {self._op}") from error
         # On a GPU the host knows only that it began.
-        self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda))
+        self.record(time.perf_counter() - begun, whole=not (async_op or input.is_cuda),
+                    clock=clock, work=result if async_op else None)  # fmt: skip
         return result
+
+    def clock(self, tensor: torch.Tensor) -> Between | None:
+        """For `record`, of a call that begins now, where its time on a GPU is wanted."""
+        policy, device = self._policy, tensor.device
+        if policy is None or not (tensor.is_cuda and policy.watches) or is_capturing(tensor):
+            return None
+        return Between(lambda: _event_on(device), policy.latest)
+
+
+def _event_on(device: torch.device) -> torch.cuda.Event:
+    event: Any = torch.cuda.Event(enable_timing=True)
+    return torch.cuda.current_stream(device).record_event(event)
 
 
 def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:

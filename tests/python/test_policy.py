@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cccl import _policy
-from cccl._policy import GAIN, SIZES, Choice, Policy, Table, calibrate
+from cccl._policy import GAIN, SIZES, Between, Choice, Policy, Table, calibrate
 from cccl._rules import PLAIN
 
 CODEC = "block_float8"
@@ -200,6 +200,114 @@ def test_measuring_stays_within_its_share_however_times_drift(simulated):
     measured, spent, total = simulated(Network(2, 125e6), job)[0]
     assert measured > 1
     assert spent <= _policy.AT_START + _policy.SHARE * total
+
+
+class OnDevice:
+    """A call of which a device, once it is done, knows how long it took."""
+
+    def __init__(self, seconds: float | None, ended: bool = True):
+        self.seconds, self.ended = seconds, ended
+
+    def done(self) -> bool:
+        return self.ended
+
+
+def _follow(probe, device, host, ended=lambda call: True):
+    """Policy after 50 calls that a device does in `device` of the predicted time, and that the host
+    submits in `host` of it; and how often it measured."""
+    policy, tables = Policy((CODEC,), probe), []
+    for call in range(50):
+        if policy.due:
+            policy.review(probe)
+        if policy.table not in tables:
+            tables.append(policy.table)
+            probe.network.rate *= 1.001  # so that tables differ
+        choice = policy.choose(4 * MIB)
+        if policy.watches:
+            seconds = None if device is None else device * choice.undisturbed
+            policy.follow(choice, OnDevice(seconds, ended(call)), host * choice.undisturbed)
+    return policy, len(tables)
+
+
+@pytest.mark.parametrize(
+    ("device", "host", "drifted"),
+    [
+        (1.0, 0.1, False),
+        (0.1, 0.9, False),  # the host was ahead, so that the device did not wait for it
+        (5.0, 0.1, True),
+        (0.1, 0.1, True),
+        (None, 9.0, False),  # it failed, say
+    ],
+)
+def test_times_on_a_device_are_observed_though_nobody_waits_for_them(
+    simulated, device, host, drifted
+):
+    """Measured anew once: a second time would be over the budget."""
+    network = Network(2, 125e6)
+    found = simulated(network, lambda probe: _follow(probe, device, host)[1])
+    assert found == [1 + drifted] * 2
+
+
+def test_a_call_under_way_is_observed_at_a_later_review(simulated):
+    """And there are never more than a few."""
+
+    def job(probe):
+        policy, measured = _follow(probe, 9.0, 0.1, ended=lambda call: False)
+        followed = [call for _, call, _ in policy._followed]
+        for call in followed:
+            call.ended = True
+        policy.review(probe)
+        return measured, len(followed), policy.watches
+
+    assert simulated(Network(2, 125e6), job) == [(1, _policy._MOST_FOLLOWED, True)] * 2
+
+
+class Event:
+    """A device comes to it at that second."""
+
+    def __init__(self, at):
+        self.at = at
+
+    def query(self):
+        return True
+
+    def elapsed_time(self, later):
+        return 1e3 * (later.at - self.at)
+
+
+class Future:
+    """Of a work that ends when a test says so."""
+
+    def get_future(self):
+        return self
+
+    def then(self, callback):
+        self.end = lambda: callback(self)
+
+
+def _between(begin, end, latest=None, work=None):
+    events = iter([Event(begin), Event(end)])
+    call = Between(lambda: next(events), latest)
+    call.end(work)
+    return call
+
+
+def test_calls_between_events_count_from_the_end_of_the_one_before():
+    """As they queue for one link; one that began after that end counts whole."""
+    first = _between(10.0, 12.0)
+    queued = _between(10.5, 15.0, first)
+    after = _between(20.0, 21.0, queued)
+    beside = _between(20.0, 20.5, after)  # ended before the one before it
+    found = [call.seconds for call in (first, queued, after, beside)]
+    assert found == pytest.approx([2.0, 3.0, 1.0, 0.5])
+
+
+def test_a_call_between_events_ends_when_its_work_does():
+    work = Future()
+    call = _between(10.0, 12.0, None, work)
+    assert not call.done()
+    work.end()
+    assert call.done() and call.seconds == pytest.approx(2.0)
 
 
 def test_an_earlier_choice_stands_until_a_review(simulated):
