@@ -101,9 +101,14 @@ class Call:
             alternative=choice.alternative if choice else 0.0,
             stream=stream.ptr if stream else 0, debug=config.debug, **settings_of(config),
         )  # fmt: skip
-        if policy is not None and choice is not None and stream is not None and policy.watches:
-            if not stream.is_capturing():
-                policy.follow(choice, work, time.perf_counter() - begun)
+        if (
+            policy is not None
+            and choice is not None
+            and stream is not None
+            and policy.watches
+            and not stream.is_capturing()
+        ):
+            policy.follow(choice, work, time.perf_counter() - begun)
         return Running(self, work, stream, choice, policy, begun)
 
     def _check_pair(self) -> None:

@@ -13,7 +13,7 @@ from cccl.__main__ import main
 
 COMMANDS = [
     ["bench", "codec"], ["bench", "collective"], ["bench", "table"], ["converge", "run"],
-    ["converge", "report"], ["doctor"], ["plan"], ["profile"], ["tune"], ["watch"],
+    ["converge", "report"], ["doctor"], ["plan"], ["profile"], ["rules"], ["tune"], ["watch"],
 ]  # fmt: skip
 PROGRESS = (
     "from cccl import _show\n"

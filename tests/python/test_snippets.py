@@ -71,7 +71,7 @@ def outcomes(tmp_path_factory) -> dict[str, list[tuple[bool, str]]]:
         for rank in range(2)
     ]
     try:
-        assert [rank.wait(timeout=200) for rank in ranks] == [0, 0]
+        assert [rank.wait(timeout=280) for rank in ranks] == [0, 0]
     finally:
         for rank in ranks:
             rank.kill()
