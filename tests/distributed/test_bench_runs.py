@@ -49,7 +49,7 @@ def table(*arguments: str) -> list[dict]:
 def test_the_table_has_every_codec_collective_and_peer(ranks, tmp_path, capsys):
     pytest.importorskip("matplotlib", reason="the table has a figure")
     options = ("--least", "1KiB", "--most", "16KiB", "--factor", "16", "--repeats", "3",
-               "--seconds", "0.01")  # fmt: skip
+               "--seconds", "10")  # fmt: skip
     found, other = ranks(2)(table, *options)
     key = "collective", "way", "bytes"
     assert [[row[k] for k in key] for row in found] == [[row[k] for k in key] for row in other]
@@ -58,9 +58,7 @@ def test_the_table_has_every_codec_collective_and_peer(ranks, tmp_path, capsys):
     for collective in COLLECTIVES:
         ways = {row["way"] for row in found if row["collective"] == collective}
         assert ways == codecs | (peers if collective == "all_reduce" else set())
-    measured = [row for row in found if "skipped" not in row]
-    assert len(measured) > len(found) / 2  # of 0.01 s a disturbed call leaves out the next size
-    for row in measured:
+    for row in found:
         assert 0 < row["least_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
     shown = parsed("table", "--output", str(tmp_path))
     _bench_table.show(found, shown)

@@ -62,7 +62,8 @@ def _like_the_cpu(algorithm):
             whole = gradient(rank, count * world, dtype)
             results = []
             for device in ("cpu", "cuda"):
-                mean, part = whole.to(device), torch.empty(count, dtype=dtype, device=device)
+                mean = whole.to(device, copy=True)
+                part = torch.empty(count, dtype=dtype, device=device)
                 cccl.torch.reduce_scatter(part, mean, config=config)
                 cccl.torch.all_reduce(mean, config=config)
                 results.append((digest(mean), digest(part)))
@@ -87,7 +88,7 @@ def _bytes(density):
     config = settings(chunk_size="256KiB", window=2, algorithm="two_shot")
     for device in ("cpu", "cuda"):
         cccl.reset_stats()
-        own = mine.to(device)
+        own = mine.to(device, copy=True)
         gathered = torch.empty(world << 20, dtype=mine.dtype, device=device)
         cccl.torch.all_gather(gathered, own, config=config)
         cccl.torch.broadcast(own.clone(), world - 1, config=config)
