@@ -8,7 +8,7 @@
 
 #include "codecs/sparse/decode.cuh"
 #include "codecs/sparse/encode.cuh"
-#include "devices/cuda/tile_codec.cuh"
+#include "devices/cuda/codec.cuh"
 
 namespace cccl {
 namespace {

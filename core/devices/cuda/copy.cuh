@@ -2,7 +2,7 @@
 // passes.
 #pragma once
 
-#include "devices/cuda/tile_codec.cuh"
+#include "devices/cuda/codec.cuh"
 
 namespace cccl::cuda {
 

@@ -4,8 +4,8 @@
 #include <optional>
 #include <type_traits>
 
+#include "devices/cuda/codec.cuh"
 #include "devices/cuda/residual.cuh"
-#include "devices/cuda/tile_codec.cuh"
 
 namespace cccl::cuda {
 namespace {

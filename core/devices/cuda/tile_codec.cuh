@@ -1,4 +1,4 @@
-// A codec on CUDA devices. All that is not the codec's own is here once.
+// A codec of tiles on CUDA devices. All that is not the codec's own is here once.
 //
 // A codec's .cu file gives
 //   struct Kernels {
@@ -12,195 +12,15 @@
 // Names, options, sizes, bounds and headers are those of its CPU codec.
 #pragma once
 
-#include <algorithm>
-#include <cmath>
 #include <memory>
 #include <optional>
 #include <span>
-#include <string>
 #include <tuple>
 #include <utility>
 
-#include "api/codec.h"
-#include "devices/cpu/cpu_codec.h"
-#include "devices/cuda/cells.cuh"
-#include "devices/cuda/check.h"
-#include "devices/cuda/kernels.cuh"
-#include "devices/cuda/queue.h"
-#include "devices/cuda/residual.cuh"
+#include "devices/cuda/codec.cuh"
 
 namespace cccl::cuda {
-
-// As many blocks as the device runs at once, if there is work for them, which `parts` share evenly.
-// Where the hardware can, they come while the kernel in front of them ends (see begin()).
-// `memory`: bytes of dynamic shared memory.
-template <class... Parameters, class... Arguments>
-void launch_with(std::size_t memory, void (*kernel)(Parameters...), const CudaQueue& queue,
-                 std::uint64_t tiles, std::size_t parts, const Arguments&... arguments) {
-  const int device = queue.device().index;
-  const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
-  const auto most =
-      resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, memory, device);
-  int major = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  const auto each = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(1, most / parts));
-  config.gridDim = {static_cast<unsigned int>(each), static_cast<unsigned int>(parts), 1};
-  config.blockDim = kThreads;
-  config.dynamicSmemBytes = memory;
-  config.stream = queue.stream();
-  config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "a kernel launch");
-}
-
-template <class... Parameters, class... Arguments>
-void launch(void (*kernel)(Parameters...), const CudaQueue& queue, std::uint64_t tiles,
-            std::size_t parts, const Arguments&... arguments) {
-  launch_with(0, kernel, queue, tiles, parts, arguments...);
-}
-
-// Memory of one call, in the order of its queue.
-class Scratch {
- public:
-  Scratch(std::size_t bytes, const CudaQueue& queue) : stream_(queue.stream()) {
-    CCCLIB_CUDA(cudaMallocAsync, &memory_, std::max<std::size_t>(bytes, 1), stream_);
-  }
-  ~Scratch() { cudaFreeAsync(memory_, stream_); }
-  Scratch(const Scratch&) = delete;
-  Scratch& operator=(const Scratch&) = delete;
-  void* data() const { return memory_; }
-
- private:
-  void* memory_ = nullptr;
-  cudaStream_t stream_;
-};
-
-template <class... Pointers>
-bool all_aligned(const Pointers*... pointers) {
-  return ((reinterpret_cast<std::uintptr_t>(pointers) % kChunkBytes == 0) && ...);
-}
-
-inline std::uint64_t tiles_of(std::uint64_t count) {
-  return (count + kTileValues - 1) / kTileValues;
-}
-
-inline Mean mean_of(double divisor, DType dtype) {
-  int exponent;
-  const auto single = static_cast<float>(divisor);
-  const float reciprocal = 1.0f / single;
-  const bool exact = std::abs(std::frexp(single, &exponent)) == 0.5f && std::isnormal(reciprocal);
-  const bool moderate = std::abs(std::ilogb(single)) < 40;
-  return {divisor, single, reciprocal, exact, moderate, dtype == DType::kFloat16};
-}
-
-// What one CUDA codec asks of another.
-class CudaCodec : public Codec {
- public:
-  explicit CudaCodec(std::shared_ptr<const Codec> reference)
-      : reference_(std::move(reference)), on_cpu_(&dynamic_cast<const CpuCodec&>(*reference_)) {}
-
-  const CodecInfo& info() const final { return reference_->info(); }
-  std::string spec() const final { return reference_->spec(); }
-  std::size_t granularity() const final { return reference_->granularity(); }
-  bool supports(DType dtype) const final { return reference_->supports(dtype); }
-  std::size_t max_encoded_bytes(std::size_t n, DType dtype) const final {
-    return reference_->max_encoded_bytes(n, dtype);
-  }
-  void error_bound(ConstValues in, std::span<double> bound) const final {
-    reference_->error_bound(in, bound);
-  }
-
-  // Encodes `values`, which are sums of the sources in their own type, as values of args.in.
-  virtual std::size_t encode_sums(ConstValues values, const EncodeArgs& args,
-                                  const Sources& sources, const CudaQueue& queue) const = 0;
-
-  // Encodes like encode_sums(), corrected by a residual, which keeps what is lost; false where
-  // there is no kernel for it. `delivered`: Correction::delivered.
-  virtual bool encode_corrected(ConstValues, const EncodeArgs&, const Sources&, const Residual&,
-                                std::optional<DType>, const CudaQueue&) const {
-    return false;
-  }
-  // Values like `like` of a payload of this rank, as floats or doubles where that rounds less.
-  virtual Values decode_unrounded(Bytes, void*, ConstValues, const CudaQueue&) const {
-    throw Error("a codec that loses nothing leaves no residual");
-  }
-
-  // Cells of this codec within another's payload: the length of their bodies, and what writes them
-  // and completes the payload, or reads them. Throw UnsupportedError where there is no code for it.
-  virtual BodySize body_size(DType) const { refuse_cells(); }
-  virtual void encode_cells(const CellsToEncode&, const EncodeArgs&, const Seal&, const Sources&,
-                            const CudaQueue&) const {
-    refuse_cells();
-  }
-  virtual void decode_cells(const CellsToDecode&, DType, const Sources&, const CudaQueue&) const {
-    refuse_cells();
-  }
-
- protected:
-  Seal seal_of(const EncodeArgs& args) const {
-    return {args.out.data(), on_cpu_->header_for(args), args.checksum};
-  }
-
-  // Throws CorruptPayloadError for lengths that no payload of these values has. Where sizes depend
-  // on the values, the least of the payloads' lengths is the most that a body may have.
-  Sources sources_of(std::span<const Bytes> payloads, std::size_t count, DType dtype) const {
-    if (payloads.empty() || payloads.size() > kMaxSources)
-      throw UnsupportedError("a CUDA reduction takes 1 to " + std::to_string(kMaxSources) +
-                             " payloads, got " + std::to_string(payloads.size()));
-    Sources sources{};
-    const auto most = max_encoded_bytes(count, dtype);
-    const auto least = info().fixed_size ? most : sizeof(PayloadHeader);
-    auto body = most - sizeof(PayloadHeader);
-    for (const Bytes payload : payloads) {
-      if (payload.size() < least)
-        throw CorruptPayloadError("payload truncated: " + std::to_string(payload.size()) +
-                                  " bytes instead of " + std::to_string(least));
-      body = std::min(body, payload.size() - sizeof(PayloadHeader));
-      sources.payloads[sources.count++] = payload.data();
-    }
-    EncodeArgs like;
-    like.in = {nullptr, count, dtype};
-    like.out = {static_cast<std::byte*>(nullptr), most};
-    sources.expected = on_cpu_->header_for(like);
-    sources.expected.body_bytes = body;
-    sources.any_size = !info().fixed_size;
-    return sources;
-  }
-
-  // `units` are what tiles are made of.
-  Parts<EncodePart> encode_parts(std::span<const EncodeArgs> args, std::uint64_t units) const {
-    Parts<EncodePart> parts{};
-    for (std::size_t i = 0; i < args.size(); ++i) {
-      const auto* const from = static_cast<const std::byte*>(args[i].in.data);
-      const bool aligned = all_aligned(from, args[i].out.data());
-      parts.parts[i] = {from, {units, args[i].position, aligned}, seal_of(args[i])};
-    }
-    return parts;
-  }
-  Parts<DecodePart> decode_parts(std::span<const DecodeArgs> args, std::uint64_t units) const {
-    Parts<DecodePart> parts{};
-    for (std::size_t i = 0; i < args.size(); ++i) {
-      const auto& [payload, out] = args[i];
-      const auto expected = sources_of({&payload, 1}, out.count, out.dtype).expected;
-      const bool aligned = all_aligned(payload.data(), out.data);
-      parts.parts[i] = {
-          static_cast<std::byte*>(out.data), {units, 0, aligned}, payload.data(), expected};
-    }
-    return parts;
-  }
-
- private:
-  [[noreturn]] void refuse_cells() const {
-    throw UnsupportedError("codec '" + spec() + "' is not within others on CUDA devices");
-  }
-
-  std::shared_ptr<const Codec> reference_;
-  const CpuCodec* on_cpu_;
-};
 
 template <class Coder, class T>
 inline constexpr bool serves =
