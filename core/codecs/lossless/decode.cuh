@@ -73,13 +73,13 @@ __global__ void __launch_bounds__(kThreads, sizeof(T) == 4 ? 4 : 5)
     return Extent{block > 0 ? std::uint64_t{rows.begin} * kUnit : task.directory,
                   is_last(block) ? body_bytes : std::uint64_t{rows.end} * kUnit};
   };
-  if (t == 0)  // It may be anything: never more than there is.
+  if (t == 0) {  // It may be anything: never more than there is.
     body_bytes = min(read_header(sources.payloads[0]).body_bytes, sources.expected.body_bytes);
-  if (t == 0)
     extents[0] =
         task.directory > body_bytes
             ? Extent{body_bytes, body_bytes}
             : extent_of(blockIdx.x, read_rows<false>(body, blockIdx.x, is_last(blockIdx.x)));
+  }
   int turn = 0;
   // Of a thread block. False if it is damaged.
   const auto decode = [&]<bool kWhole>(std::bool_constant<kWhole>, std::uint64_t block) {

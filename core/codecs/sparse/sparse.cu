@@ -50,10 +50,10 @@ std::uint64_t least_from(double threshold, DType dtype) {
   return near + ((half ? half_to_float(near) : bfloat_to_float(near)) < single);
 }
 
-class SparseOnCuda final : public CudaCodec {
+class SparseOnCuda final : public SummingCodec {
  public:
   explicit SparseOnCuda(std::shared_ptr<const Codec> codec)
-      : CudaCodec(codec),
+      : SummingCodec(codec),
         settings_(settings_of(*codec)),
         inner_(codec_on(DeviceKind::kCuda, sparse::inner_of(*codec))),
         within_(dynamic_cast<const CudaCodec&>(*inner_)),
@@ -77,26 +77,6 @@ class SparseOnCuda final : public CudaCodec {
     const Values out{memory, like.count, wide ? DType::kFloat32 : like.dtype};
     decode_as(payload, out, like.dtype, nullptr, on);
     return out;
-  }
-
-  void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
-    const CodecCall call(on.device().index);
-    reduce_as(args, out, out.dtype, on);
-  }
-
-  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
-                            Queue& queue) const override {
-    const auto* to = dynamic_cast<const CudaCodec*>(&second);
-    if (!to)
-      throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
-    const auto& on = cuda_queue(queue);
-    const CodecCall call(on.device().index);
-    const auto [_, count, dtype] = target.in;
-    const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    const Scratch scratch(count * size_of(sums), on);
-    const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
-    return to->encode_sums({scratch.data(), count, sums}, target, sources, on);
   }
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
@@ -158,7 +138,8 @@ class SparseOnCuda final : public CudaCodec {
 
   EncodeTask encode_task(ConstValues values, DType dtype) const;
   CellLimits limits(std::size_t n, const BodySize& size) const;
-  Sources reduce_as(const ReduceArgs& args, Values out, DType dtype, const CudaQueue& on) const;
+  Sources reduce_as(const ReduceArgs& args, Values out, DType dtype,
+                    const CudaQueue& on) const override;
 
   Settings settings_;
   std::shared_ptr<const Codec> inner_;
@@ -287,7 +268,6 @@ SparseOnCuda::Located::Located(const SparseOnCuda& codec, const Sources& sources
     codec.within_.decode_cells({values_at(), places, cells_, size_}, dtype, sources, on);
 }
 
-// Sums as `dtype` wants them, rounded to the type of `out`.
 Sources SparseOnCuda::reduce_as(const ReduceArgs& args, Values out, DType dtype,
                                 const CudaQueue& on) const {
   const auto sources = sources_of(args.payloads, out.count, dtype);

@@ -190,4 +190,44 @@ class CudaCodec : public Codec {
   const CpuCodec* on_cpu_;
 };
 
+// A codec with kernels that add its payloads up.
+class SummingCodec : public CudaCodec {
+ public:
+  using CudaCodec::CudaCodec;
+
+  void reduce(const ReduceArgs& args, Values out, Queue& queue) const final {
+    const auto& on = cuda_queue(queue);
+    const CodecCall call(on.device().index);
+    reduce_as(args, out, out.dtype, on);
+  }
+
+  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
+                            Queue& queue) const final {
+    const auto* to = dynamic_cast<const CudaCodec*>(&second);
+    if (!to)
+      throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
+    const auto& on = cuda_queue(queue);
+    const CodecCall call(on.device().index);
+    if (const auto size = reduce_encode_at_once(args, *to, target, on)) return *size;
+    // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
+    const auto [_, count, dtype] = target.in;
+    const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const Scratch scratch(count * size_of(sums), on);
+    const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
+    return to->encode_sums({scratch.data(), count, sums}, target, sources, on);
+  }
+
+ private:
+  // Sums as `dtype` wants them, rounded to the type of `out`.
+  virtual Sources reduce_as(const ReduceArgs& args, Values out, DType dtype,
+                            const CudaQueue& on) const = 0;
+
+  // By one kernel, where there is one: the payload's size.
+  virtual std::optional<std::size_t> reduce_encode_at_once(const ReduceArgs&, const CudaCodec&,
+                                                           const EncodeArgs&,
+                                                           const CudaQueue&) const {
+    return std::nullopt;
+  }
+};
+
 }  // namespace cccl::cuda

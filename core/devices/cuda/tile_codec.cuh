@@ -55,10 +55,10 @@ template <class Encoder>
 inline constexpr bool kFused<Encoder> = false;
 
 template <class Kernels>
-class CudaTileCodec : public CudaCodec {
+class CudaTileCodec : public SummingCodec {
  public:
   CudaTileCodec(std::shared_ptr<const Codec> reference, const Kernels& kernels)
-      : CudaCodec(std::move(reference)), kernels_(kernels) {}
+      : SummingCodec(std::move(reference)), kernels_(kernels) {}
 
   std::size_t encode(const EncodeArgs& args, Queue& queue) const override {
     return encode_alike({&args, 1}, cuda_queue(queue));
@@ -80,30 +80,6 @@ class CudaTileCodec : public CudaCodec {
     for_alike(
         parts, [](const DecodeArgs& args) { return std::tuple(args.out.count, args.out.dtype); },
         [&](auto alike) { decode_alike(alike, cuda_queue(queue)); });
-  }
-
-  void reduce(const ReduceArgs& args, Values out, Queue& queue) const override {
-    const auto& on = cuda_queue(queue);
-    const CodecCall call(on.device().index);
-    reduce_as(args, out, out.dtype, on);
-  }
-
-  std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
-                            Queue& queue) const override {
-    const auto* to = dynamic_cast<const CudaCodec*>(&second);
-    if (!to)
-      throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
-    const auto& on = cuda_queue(queue);
-    const CodecCall call(on.device().index);
-    const auto [_, count, dtype] = target.in;
-    const auto* same = dynamic_cast<const CudaTileCodec*>(to);
-    if (same && dtype != DType::kFloat64 && same->is_fused(target))
-      return same->reduce_encode_fused(*this, args, target, on);
-    // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
-    const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    const Scratch scratch(count * size_of(sums), on);
-    const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
-    return to->encode_sums({scratch.data(), count, sums}, target, sources, on);
   }
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
@@ -238,8 +214,16 @@ class CudaTileCodec : public CudaCodec {
     return sizeof(PayloadHeader) + parts.parts[0].seal.header.body_bytes;
   }
 
-  // Sums as `dtype` wants them, rounded to the type of `out`.
-  Sources reduce_as(const ReduceArgs& args, Values out, DType dtype, const CudaQueue& on) const {
+  std::optional<std::size_t> reduce_encode_at_once(const ReduceArgs& args, const CudaCodec& second,
+                                                   const EncodeArgs& target,
+                                                   const CudaQueue& on) const override {
+    const auto* same = dynamic_cast<const CudaTileCodec*>(&second);
+    if (!same || target.in.dtype == DType::kFloat64 || !same->is_fused(target)) return std::nullopt;
+    return same->reduce_encode_fused(*this, args, target, on);
+  }
+
+  Sources reduce_as(const ReduceArgs& args, Values out, DType dtype,
+                    const CudaQueue& on) const override {
     const auto sources = sources_of(args.payloads, out.count, dtype);
     Span span{out.count, 0, all_aligned(out.data)};
     for (const Bytes payload : args.payloads) span.aligned &= all_aligned(payload.data());
