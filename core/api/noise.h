@@ -31,10 +31,14 @@ struct AcrossRanks {
     squares += difference * difference;
   }
   constexpr double mean(double ranks) const { return first + sum / ranks; }
-  constexpr double variance(double ranks) const {
-    return ranks > 1 ? (squares - sum * (sum / ranks)) / (ranks - 1) : 0.0;
-  }
+  // From the mean, the sum of squares: the variance times ranks - 1.
+  constexpr double deviations(double ranks) const { return squares - sum * (sum / ranks); }
 };
+
+// Over how much the sum of deviations is averaged.
+constexpr double noise_divisor(std::size_t count, double ranks) {
+  return static_cast<double>(noise_values(count)) * (ranks > 1 ? ranks - 1 : 1);
+}
 
 // PayloadHeader::statistics: the roots of the mean variance between ranks and of the mean's mean
 // square, each the upper 24 bits of a float, and 16 bits for the share of zeros in the mean.

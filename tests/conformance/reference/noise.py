@@ -22,7 +22,7 @@ def _upper(value: float) -> int:
 def statistics(ranks: list[np.ndarray]) -> int:
     """Of all ranks' values, in the accumulators' type."""
     count, world = ranks[0].size, float(len(ranks))
-    variances, squares = np.zeros(PIECE), np.zeros(PIECE)
+    deviations, squares = np.zeros(PIECE), np.zeros(PIECE)
     zeros = looked_at = 0
     with np.errstate(all="ignore"):
         for at in range(0, count, STRIDE):
@@ -34,13 +34,14 @@ def statistics(ranks: list[np.ndarray]) -> int:
                 total += difference
                 total_squares += difference * difference
             mean = first + total / world
-            if world > 1:
-                variances[:n] += (total_squares - total * (total / world)) / (world - 1)
+            deviations[:n] += total_squares - total * (total / world)
             squares[:n] += mean * mean
             zeros += int((mean == 0).sum())
             looked_at += n
         if not looked_at:
             return 0
-        roots = [np.float32(np.sqrt(_folded(s) / looked_at)) for s in (variances, squares)]
+        of_ranks = looked_at * max(world - 1, 1)
+        deviation = np.sqrt(_folded(deviations) / of_ranks)
+        roots = np.array([deviation, np.sqrt(_folded(squares) / looked_at)]).astype(np.float32)
     low, middle = map(_upper, roots) if np.isfinite(roots).all() else (0x7FC000, 0x7FC000)
     return low | middle << 24 | (zeros * 65535 // looked_at) << 48
