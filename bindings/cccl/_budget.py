@@ -108,7 +108,8 @@ def _between(values: np.ndarray, codec: Any) -> np.ndarray:
     at = values.ctypes.data, values.size, number
     size = codec.encode(*at, payload.ctypes.data, payload.nbytes, 0, 0, False)
     codec.decode(payload.ctypes.data, size, decoded.ctypes.data, values.size, number)
-    return values + np.float32(0.618034) * (decoded - values)
+    between: np.ndarray = values + np.float32(0.618034) * (decoded - values)
+    return between
 
 
 def bits_of(config: Config) -> dict[str, float]:

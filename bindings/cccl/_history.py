@@ -21,13 +21,16 @@ def draw(path: Path, history: Sequence[Chosen], steps: int) -> None:
     buckets: dict[tuple[int, str], list[Chosen]] = {}
     for chosen in history:
         buckets.setdefault((chosen.bucket, chosen.parameter), []).append(chosen)
+    measured = sorted({chosen.step for chosen in history})
     with_noise = any(chosen.noise for chosen in history)
     figure, axes = plt.subplots(
         1 + with_noise, 1, sharex=True, squeeze=False, layout="constrained",
         figsize=(9, 3 + 3 * with_noise),
     )  # fmt: skip
     for (bucket, parameter), found in sorted(buckets.items()):
-        at = [chosen.step for chosen in found] + [max(steps, found[-1].step)]
+        last = found[-1].step  # a bucket that was measured no more is no more
+        at = [chosen.step for chosen in found]
+        at.append(next((step for step in measured if step > last), max(steps, last)))
         bits = [chosen.bits for chosen in found]
         label = f"bucket {bucket}: {parameter}"
         axes[0, 0].step(at, [*bits, bits[-1]], where="post", lw=1.2, label=label)
@@ -36,7 +39,8 @@ def draw(path: Path, history: Sequence[Chosen], steps: int) -> None:
             shares = [(chosen.error / chosen.noise) ** 2 for chosen in known if chosen.noise]
             axes[1, 0].plot([chosen.step for chosen in known], shares, ".-", lw=0.8)
     axes[0, 0].set_ylabel("bits per value")
-    axes[0, 0].set_ylim(bottom=0)
+    most = max((chosen.bits for chosen in history), default=1.0)
+    axes[0, 0].set_ylim(0, 1.1 * most)
     if with_noise:
         axes[1, 0].set_ylabel("squared error / noise")
         axes[1, 0].set_yscale("log")

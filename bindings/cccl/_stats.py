@@ -84,10 +84,9 @@ def plain_bytes(collective: str, value_bytes: int, world_size: int) -> int:
 def report() -> str:
     """The same as a table for people, with the settings that had no effect."""
     data = stats()
-    head = ("label", "collective", "codec", "calls", "plain MB", "sent MB", "ratio", "error",
-            "ms/call", "waiting")  # fmt: skip
     noisy = any(row["relative_noise"] for row in data["rows"])
-    head += ("noise",) if noisy else ()
+    head = ("label", "collective", "codec", "calls", "plain MB", "sent MB", "ratio", "error",
+            "ms/call", "waiting", *(["noise"] if noisy else []))  # fmt: skip
     lines = [head]
     for row in data["rows"]:
         calls = row["calls"]

@@ -180,7 +180,10 @@ def _noise_of(work: Work | None, ranks: int) -> Noise | None:
     except Error:
         return None
     found = work._core.noise
-    return None if found is None else Noise(*found, ranks)
+    if found is None:
+        return None
+    variance, square, zeros = found
+    return Noise(variance, square, zeros, ranks)
 
 
 def values_of(buffer: torch.Tensor) -> Values:
