@@ -16,6 +16,10 @@ constexpr std::size_t noise_values(std::size_t count) {
   return count / kNoiseStride * kNoisePiece + (rest < kNoisePiece ? rest : kNoisePiece);
 }
 
+constexpr std::size_t noise_windows(std::size_t count) {
+  return (count + kNoiseStride - 1) / kNoiseStride;
+}
+
 // One value, of one rank after the other: by differences from that of the first, so that equal
 // values have no noise at all, and little is not lost beside a large mean.
 struct AcrossRanks {
@@ -33,6 +37,18 @@ struct AcrossRanks {
   constexpr double mean(double ranks) const { return first + sum / ranks; }
   // From the mean, the sum of squares: the variance times ranks - 1.
   constexpr double deviations(double ranks) const { return squares - sum * (sum / ranks); }
+};
+
+// Sums over the values that are looked at of one kNoiseStride.
+struct NoiseWindow {
+  double deviations = 0, squares = 0;
+  std::uint64_t zeros = 0;
+
+  constexpr void add(const NoiseWindow& other) {
+    deviations += other.deviations;
+    squares += other.squares;
+    zeros += other.zeros;
+  }
 };
 
 // Over how much the sum of deviations is averaged.

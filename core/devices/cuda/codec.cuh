@@ -234,14 +234,15 @@ class SummingCodec : public CudaCodec {
   void measure_noise(const ReduceArgs& args, const EncodeArgs& target, const CudaQueue& on) const {
     const auto [_, count, dtype] = target.in;
     const DType reals = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const std::size_t ranks = args.payloads.size();
     const std::size_t stride = (count + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
-    const Scratch scratch(args.payloads.size() * stride * size_of(reals), on);
-    auto* values = static_cast<std::byte*>(scratch.data());
-    for (const Bytes payload : args.payloads) {
-      decode_unrounded(payload, values, target.in, on);
-      values += stride * size_of(reals);
-    }
-    launch_noise(scratch.data(), reals, stride, args.payloads.size(), count, target.out.data(), on);
+    const std::size_t bytes = stride * size_of(reals);
+    const Scratch scratch(ranks * bytes + noise_windows(count) * sizeof(NoiseWindow), on);
+    auto* const values = static_cast<std::byte*>(scratch.data());
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      decode_unrounded(args.payloads[rank], values + rank * bytes, target.in, on);
+    auto* const windows = reinterpret_cast<NoiseWindow*>(values + ranks * bytes);
+    launch_noise({values, reals, stride, ranks, count, windows, target.out.data()}, on);
   }
 
   // Sums as `dtype` wants them, rounded to the type of `out`.

@@ -1,37 +1,32 @@
 #include "devices/cuda/noise.h"
 
-#include "api/noise.h"
 #include "devices/cuda/check.h"
 #include "devices/cuda/finish.cuh"
 
 namespace cccl::cuda {
 namespace {
 
-// A thread for each place of a piece, as the format adds them up.
+// A block for each window, a thread for each of its values.
 template <class Real>
 __global__ void __launch_bounds__(kNoisePiece)
-    noise_kernel(const Real* values, std::uint64_t stride, int ranks, std::uint64_t count,
-                 std::byte* payload) {
+    window_kernel(__grid_constant__ const NoiseTask task) {
   __shared__ double deviations[kNoisePiece], squares[kNoisePiece];
-  __shared__ unsigned long long zeros;
   const unsigned int place = threadIdx.x;
-  if (place == 0) zeros = 0;
-  __syncthreads();
-  double deviation = 0, square = 0;
-  unsigned long long found = 0;
-  for (std::uint64_t at = place; at < count; at += kNoiseStride) {
+  const std::uint64_t at = blockIdx.x * kNoiseStride + place;
+  bool zero = false;
+  deviations[place] = squares[place] = 0;
+  if (at < task.count) {
+    const Real* const values = static_cast<const Real*>(task.values) + at;
+    const auto ranks = static_cast<double>(task.ranks);
     AcrossRanks across;
-    across.begin(values[at]);
-    for (int rank = 1; rank < ranks; ++rank) across.add(values[rank * stride + at]);
+    across.begin(values[0]);
+    for (std::size_t rank = 1; rank < task.ranks; ++rank) across.add(values[rank * task.stride]);
     const double mean = across.mean(ranks);
-    deviation += across.deviations(ranks);
-    square += mean * mean;
-    found += mean == 0;
+    deviations[place] = across.deviations(ranks);
+    squares[place] = mean * mean;
+    zero = mean == 0;
   }
-  if (found) atomicAdd(&zeros, found);
-  deviations[place] = deviation;
-  squares[place] = square;
-  __syncthreads();
+  const int zeros = __syncthreads_count(zero);
   for (unsigned int half = kNoisePiece / 2; half > 0; half /= 2) {
     if (place < half) {
       deviations[place] += deviations[place + half];
@@ -39,33 +34,36 @@ __global__ void __launch_bounds__(kNoisePiece)
     }
     __syncthreads();
   }
-  if (place != 0) return;
-  const std::uint64_t looked_at = noise_values(count);
-  const double of_ranks = noise_divisor(count, ranks);
-  PayloadHeader header = read_header(payload);
-  header.statistics = pack_noise(
-      static_cast<float>(sqrt(deviations[0] / of_ranks)),
-      static_cast<float>(sqrt(squares[0] / static_cast<double>(looked_at))), zeros, looked_at);
-  header.header_check = header_check(header);
-  const auto bytes = std::bit_cast<std::array<std::byte, sizeof header>>(header);
-  for (std::size_t i = 0; i < sizeof header; ++i) payload[i] = bytes[i];
+  if (place == 0)
+    task.windows[blockIdx.x] = {deviations[0], squares[0], static_cast<std::uint64_t>(zeros)};
 }
 
-template <class Real>
-void launch_as(const void* values, std::size_t stride, std::size_t ranks, std::size_t count,
-               std::byte* payload, const CudaQueue& queue) {
-  noise_kernel<Real><<<1, kNoisePiece, 0, queue.stream()>>>(
-      static_cast<const Real*>(values), stride, static_cast<int>(ranks), count, payload);
-  check(cudaGetLastError(), "a kernel launch");
+__global__ void seal_kernel(__grid_constant__ const NoiseTask task) {
+  NoiseWindow all;
+  for (std::size_t i = 0; i < noise_windows(task.count); ++i) all.add(task.windows[i]);
+  const std::size_t looked_at = noise_values(task.count);
+  const double of_ranks = noise_divisor(task.count, static_cast<double>(task.ranks));
+  PayloadHeader header = read_header(task.payload);
+  header.statistics = pack_noise(
+      static_cast<float>(sqrt(all.deviations / of_ranks)),
+      static_cast<float>(sqrt(all.squares / static_cast<double>(looked_at))), all.zeros, looked_at);
+  header.header_check = header_check(header);
+  const auto bytes = std::bit_cast<std::array<std::byte, sizeof header>>(header);
+  for (std::size_t i = 0; i < sizeof header; ++i) task.payload[i] = bytes[i];
 }
 
 }  // namespace
 
-void launch_noise(const void* values, DType reals, std::size_t stride, std::size_t ranks,
-                  std::size_t count, std::byte* payload, const CudaQueue& queue) {
-  if (count == 0) return;
-  const auto launch = reals == DType::kFloat64 ? launch_as<double> : launch_as<float>;
-  launch(values, stride, ranks, count, payload, queue);
+void launch_noise(const NoiseTask& task, const CudaQueue& queue) {
+  if (task.count == 0) return;
+  const auto windows = static_cast<unsigned int>(noise_windows(task.count));
+  if (task.reals == DType::kFloat64)
+    window_kernel<double><<<windows, kNoisePiece, 0, queue.stream()>>>(task);
+  else
+    window_kernel<float><<<windows, kNoisePiece, 0, queue.stream()>>>(task);
+  check(cudaGetLastError(), "a kernel launch");
+  seal_kernel<<<1, 1, 0, queue.stream()>>>(task);
+  check(cudaGetLastError(), "a kernel launch");
 }
 
 }  // namespace cccl::cuda

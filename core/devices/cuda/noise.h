@@ -2,16 +2,24 @@
 #pragma once
 
 #include <cstddef>
-#include <cstdint>
 
 #include "api/dtype.h"
+#include "api/noise.h"
 #include "devices/cuda/queue.h"
 
 namespace cccl::cuda {
 
-// Puts them into the header of `payload`, which is sealed anew. `values`: decoded contributions as
-// `reals`, float32 or float64, `count` of each rank, `stride` from one rank's to the next one's.
-void launch_noise(const void* values, DType reals, std::size_t stride, std::size_t ranks,
-                  std::size_t count, std::byte* payload, const CudaQueue& queue);
+// Contributions to a payload, decoded as float32 or float64: `count` values of each rank, `stride`
+// from one rank's to the next one's.
+struct NoiseTask {
+  const void* values;
+  DType reals;
+  std::size_t stride, ranks, count;
+  NoiseWindow* windows;  // room for noise_windows(count)
+  std::byte* payload;
+};
+
+// Puts statistics into the payload's header, which is sealed anew.
+void launch_noise(const NoiseTask& task, const CudaQueue& queue);
 
 }  // namespace cccl::cuda

@@ -7,7 +7,9 @@ import numpy as np
 STRIDE, PIECE = 16384, 1024
 
 
-def _folded(sums: np.ndarray) -> float:
+def _folded(values: np.ndarray) -> float:
+    sums = np.zeros(PIECE)
+    sums[: values.size] = values
     half = sums.size // 2
     while half:
         sums = sums[:half] + sums[half:]
@@ -22,7 +24,7 @@ def _upper(value: float) -> int:
 def statistics(ranks: list[np.ndarray]) -> int:
     """Of all ranks' values, in the accumulators' type."""
     count, world = ranks[0].size, float(len(ranks))
-    deviations, squares = np.zeros(PIECE), np.zeros(PIECE)
+    deviations = squares = 0.0
     zeros = looked_at = 0
     with np.errstate(all="ignore"):
         for at in range(0, count, STRIDE):
@@ -34,14 +36,14 @@ def statistics(ranks: list[np.ndarray]) -> int:
                 total += difference
                 total_squares += difference * difference
             mean = first + total / world
-            deviations[:n] += total_squares - total * (total / world)
-            squares[:n] += mean * mean
+            deviations += _folded(total_squares - total * (total / world))
+            squares += _folded(mean * mean)
             zeros += int((mean == 0).sum())
             looked_at += n
         if not looked_at:
             return 0
         of_ranks = looked_at * max(world - 1, 1)
-        deviation = np.sqrt(_folded(deviations) / of_ranks)
-        roots = np.array([deviation, np.sqrt(_folded(squares) / looked_at)]).astype(np.float32)
+        both = np.array([deviations / of_ranks, squares / looked_at])
+        roots = np.sqrt(both).astype(np.float32)
     low, middle = map(_upper, roots) if np.isfinite(roots).all() else (0x7FC000, 0x7FC000)
     return low | middle << 24 | (zeros * 65535 // looked_at) << 48
