@@ -87,6 +87,22 @@ def test_instruction_sets_measure_alike(case, isa):
         _core.force_isa("auto")
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_threads_measure_alike(dtype):
+    """In several pieces, with a tail."""
+    case, count, usual = Case("block_float8", {}), 600_001, _core.codec_threads()
+    args = (contributions(case, dtype, 3, count, 3), 3.0, count, dtype)
+    found = set()
+    try:
+        for threads in (1, 2, 5):
+            _core.set_codec_threads(threads)
+            found.add(reduce_encode(case.core, case.core, *args, measures=True))
+    finally:
+        _core.set_codec_threads(usual)
+    assert len(found) == 1
+    assert word(found.pop()) == expected_word(case, dtype, args[0], count)
+
+
 @pytest.mark.parametrize("second", ["identity", "sparse", "lossless", "block_float3"])
 def test_any_codec_of_the_second_leg_carries_it(second):
     case, to = Case("block_float8", {}), Case(second, {})

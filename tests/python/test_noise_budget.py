@@ -264,3 +264,8 @@ def test_the_history_is_drawn(tmp_path):
         picture = tmp_path / "history.png"
         _history.draw(picture, steps, 40)
         assert picture.read_bytes()[:4] == b"\x89PNG"
+
+
+def test_it_is_read_from_the_environment(monkeypatch):
+    monkeypatch.setenv("CCCL_MAX_NOISE_SHARE", "0.25")
+    assert Config.load(None).max_noise_share == 0.25
