@@ -84,20 +84,20 @@ def pieces_of(count: int) -> tuple[int, int, int]:
 
 def measure(sample: Sample, codecs: Mapping[str, Any], sent: str | None = None) -> Measured | None:
     """With codecs of the core. `sent`: the one that the values were sent with, which would find
-    nothing to lose in them: it is tried on values between them and what the first codec makes of
-    them. None where a value is not finite, or all are zero: nothing is known then."""
+    nothing to lose in them: it is tried on values between them and what another makes of them.
+    None where a value is not finite, or all are zero: nothing is known then."""
     values, noise = np.ascontiguousarray(sample.values, np.float32), sample.noise
     if not np.isfinite(values).all() or (noise is not None and math.isnan(noise.variance)):
         return None
-    square = float(np.square(values, dtype=np.float64).mean()) if values.size else 0.0
-    if square == 0:
-        return None
-    number, errors = dtype_named("float32").number, {}
+    number, errors, square = dtype_named("float32").number, {}, 0.0
+    other = next((codec for name, codec in codecs.items() if name != sent), None)
     for name, codec in codecs.items():
-        tried = values if name != sent else _between(values, next(iter(codecs.values())))
+        tried = values if name != sent or other is None else _between(values, other)
         error, squares = codec.error_sums(tried.ctypes.data, tried.size, number)
         errors[name] = error / squares if squares > 0 else 0.0
-    return Measured(sample.total, square, errors, noise)
+        if tried is values:
+            square = squares / values.size
+    return Measured(sample.total, square, errors, noise) if square > 0 else None
 
 
 def _between(values: np.ndarray, codec: Any) -> np.ndarray:
@@ -206,7 +206,8 @@ class Budget:
         if self._config is not config:
             self._config, self._first = config, max(step, config.start_step)
             self._bits = bits_of(config)
-            self._bits_of_ways = bits_of_ways(config) if config.max_noise_share else {}
+            single = {Way(name, config.result_type): bits for name, bits in self._bits.items()}
+            self._bits_of_ways = bits_of_ways(config) if config.max_noise_share else single
             self._codecs = {name: config.codec(name) for name in self._bits}
             self._found, self._choices = {}, {}
         elif samples:
@@ -233,28 +234,26 @@ class Budget:
         return math.sqrt(lost(found, way)), relative
 
     def _choose(self, samples: Mapping[Key, Sample], config: Config) -> None:
-        found = {}  # others are of buckets that are no more
+        found, sent = {}, config.result_type or config.compression_type
         for key, sample in sorted(samples.items(), key=lambda item: item[0]):  # on all ranks alike
-            measured = measure(sample, self._codecs, config.compression_type) or self._found.get(
-                key
-            )
+            measured = measure(sample, self._codecs, sent) or self._found.get(key)
             if measured is not None:
                 found[key] = measured
-        self._found = found
-        if config.max_relative_error is not None:
-            limit = config.max_relative_error
-            chosen = {key: within_error(one, limit) for key, one in found.items()}
-        elif config.target_bits is not None:
-            chosen = within_bits(found, self._bits, config.target_bits)
-        elif config.max_noise_share is not None:
+        self._found = found  # others are of buckets that are no more
+        if config.max_noise_share is not None:
             share, bits = config.max_noise_share, self._bits_of_ways
             self._choices = {key: within_noise(one, share, bits) for key, one in found.items()}
             return
-        self._choices = {key: Way(name, config.result_type) for key, name in chosen.items()}
+        if config.max_relative_error is not None:
+            limit = config.max_relative_error
+            names = {key: within_error(one, limit) for key, one in found.items()}
+        else:
+            assert config.target_bits is not None
+            names = within_bits(found, self._bits, config.target_bits)
+        self._choices = {key: Way(name, config.result_type) for key, name in names.items()}
 
     def _record(self, step: int) -> None:
         for key, way in self._choices.items():
             error, noise = self.known(key, way)
             assert error is not None
-            bits = self._bits_of_ways.get(way) or self._bits[way.compression_type]
-            self.history.append(Chosen(step, *key[:2], way, bits, error, noise))
+            self.history.append(Chosen(step, *key[:2], way, self._bits_of_ways[way], error, noise))
