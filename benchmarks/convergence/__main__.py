@@ -20,7 +20,7 @@ from judged import report
 from one_run import Settings
 from survey import jobs_of, run, sharing
 from variants import PLAIN, VARIANTS
-from workloads import WORKLOADS
+from workloads import WORKLOADS, load_digits
 
 import cccl
 
@@ -50,6 +50,8 @@ def _survey(options: argparse.Namespace) -> int:
     )  # fmt: skip
     if settings.device == "cuda" and not torch.cuda.is_available():
         raise cccl.UnsupportedError("device 'cuda': torch finds no CUDA device")
+    if any(workload.startswith("digits") for workload in options.workloads):
+        load_digits(settings.digits)  # missed now rather than in every run
     jobs = jobs_of(options.workloads, ways, range(options.seeds))
     with sharing(options.mps):
         complete = run(options.file, jobs, settings, options.jobs, options.resume)
@@ -85,7 +87,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--workloads", nargs="+", choices=WORKLOADS, metavar="NAME",
         default=["gpt-medium", "digits-sgd", "digits-adamw"], help=f"of {names}")  # fmt: skip
     add("--variants", nargs="+", choices=VARIANTS, metavar="NAME", default=list(VARIANTS),
-        help=f"beside plain, of {', '.join(VARIANTS)} (default: all)".replace("%", "%%"))  # fmt: skip
+        help=f"beside plain (default: all): {', '.join(VARIANTS)}".replace("%", "%%"))  # fmt: skip
     add("--seeds", type=_positive, default=5, help="pairs of each variant (default: %(default)s)")
     add("--steps", type=_positive, default=Settings().steps, help="(default: %(default)s)")
     add("--world", type=_several, default=Settings().world, help="ranks (default: %(default)s)")

@@ -6,6 +6,7 @@ A result of the collective is Q2(mean(Q1(x_r))) in every element, whoever owns i
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any, Protocol
@@ -29,6 +30,15 @@ class Legs(Protocol):
 
     def __call__(self, gradients: Tensor, out: Tensor, sequence: int) -> float:
         """Writes the mean of all ranks' gradients; bits sent, as the mean of both legs."""
+
+
+@functools.cache
+def queue_of(device: torch.device) -> _core.Queue | None:
+    """Of a GPU's current stream, which stays the same here; to synchronize it raises what codecs
+    found wrong since. None on a CPU."""
+    if device.type == "cpu":
+        return None
+    return _cuda.current_queue("torch", torch.cuda.current_device())
 
 
 def legs_of(config: cccl.Config, gradients: Tensor) -> Legs:
@@ -66,9 +76,8 @@ class _OnDevice:
         device, self._seed = gradients.device, config.seed
         first, second = config.codecs or ()
         self._sizes = [c.max_encoded_bytes(self._count, _FLOAT32) for c in (first, second)]
-        self._queue = None
-        if device.type == "cuda":
-            self._queue = _cuda.current_queue("torch", torch.cuda.current_device())
+        self._queue = queue_of(device)
+        if self._queue is not None:
             first, second = _core.codec_on_cuda(first), _core.codec_on_cuda(second)
         self._codecs = first, second
         stride = -(-max(self._sizes) // _ALIGNED) * _ALIGNED

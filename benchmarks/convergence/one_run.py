@@ -7,6 +7,7 @@ import time
 from typing import Any, NamedTuple
 
 import torch
+from legs import queue_of
 from means import BUCKET, Layout, mean_of
 from torch import Tensor, nn
 from variants import VARIANTS
@@ -98,6 +99,8 @@ def train(workload: str, way: str, seed: int, settings: Settings) -> dict[str, A
         task.optimizer.step()
         schedule.step()
         if step + 1 in looks_at:
+            if (queue := queue_of(rows.device)) is not None:
+                queue.synchronize()
             looks.append({"step": step + 1, "validation": validation_loss(task)})
     return {
         "workload": workload,

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,7 +36,7 @@ def load(file: Path) -> list[dict[str, Any]]:
     """The runs of a file of JSON lines; the last may have been cut off while it was written."""
     if not file.exists():
         return []
-    *lines, rest = file.read_text().split("\n")
+    lines = file.read_text().split("\n")[:-1]
     try:
         return [json.loads(line) for line in lines]
     except ValueError as error:
@@ -44,7 +45,7 @@ def load(file: Path) -> list[dict[str, Any]]:
 
 def run(file: Path, jobs: list[Job], settings: Settings, processes: int, resume: bool) -> bool:
     """Runs what the file lacks; whether all is there then."""
-    kept = load(file)
+    kept = [record for record in load(file) if "error" not in record]  # others are tried again
     if kept and not resume:
         raise cccl.ConfigError(f"{str(file)!r} holds runs: --resume goes on, or name another file")
     shared = _shared(settings)
@@ -56,17 +57,19 @@ def run(file: Path, jobs: list[Job], settings: Settings, processes: int, resume:
     done = {(record["workload"], record["way"], record["seed"]) for record in kept}
     left = [job for job in jobs if job not in done]
     file.parent.mkdir(parents=True, exist_ok=True)
-    with open(file, "w") as lines:  # without a line that was cut off
-        for record in kept:
-            lines.write(json.dumps(record) + "\n")
+    part = file.with_suffix(".part")  # without a line that was cut off
+    part.write_text("".join(json.dumps(record) + "\n" for record in kept))
+    os.replace(part, file)
+    with open(file, "a") as lines:
         for record in _records(left, settings, processes):
-            lines.write(json.dumps(record | {"settings": shared}) + "\n")
-            lines.flush()
-            done.add((record["workload"], record["way"], record["seed"]))
+            if "failed" not in record:
+                lines.write(json.dumps(record | {"settings": shared}) + "\n")
+                lines.flush()
+                done.add((record["workload"], record["way"], record["seed"]))
             _tell(record, len(done), len(jobs))
     missing = len([job for job in jobs if job not in done])
     if missing:
-        print(f"time ran out: {missing} of {len(jobs)} runs are missing; --resume goes on")
+        print(f"{missing} of {len(jobs)} runs are missing: --resume goes on")
     return not missing
 
 
@@ -86,32 +89,38 @@ def _records(jobs: list[Job], settings: Settings, processes: int) -> Iterator[di
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, context, prepare) as pool:
         futures = [pool.submit(attempt, job, settings) for job in jobs]
-        for future in concurrent.futures.as_completed(futures):
-            if (record := future.result()) is not None:
-                yield record
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                if (record := future.result()) is not None:
+                    yield record
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
 def prepare() -> None:
     """A process for runs."""
     torch.set_num_threads(_THREADS)
-    torch.set_float32_matmul_precision("high")
 
 
 def attempt(job: Job, settings: Settings) -> dict[str, Any] | None:
-    """A run's record; None where time ran out."""
+    """A run's record; None where time ran out. What goes wrong in a run does not end the others."""
     if time.time() > settings.until:
         return None
+    name = dict(zip(("workload", "way", "seed"), job, strict=True))
     try:
         return train(*job, settings)
     except cccl.UnsupportedError as error:
-        return {"workload": job[0], "way": job[1], "seed": job[2], "error": str(error)}
+        return name | {"error": str(error)}
+    except Exception:
+        return name | {"failed": traceback.format_exc()}
 
 
 def _tell(record: dict[str, Any], done: int, of: int) -> None:
     name = f"{record['workload']}, {record['way']}, seed {record['seed']}"
-    if "error" in record:
-        print(f"{done}/{of} {name}: {record['error']}", flush=True)
-        return
+    for what in ("error", "failed"):
+        if what in record:
+            print(f"{done}/{of} {name}: {record[what]}", flush=True)
+            return
     print(
         f"{done}/{of} {name}: loss {record['final']:.5f}, {record['bits_per_value']:.2f} bits, "
         f"{record['seconds']:.1f} s",

@@ -59,6 +59,7 @@ VARIANTS: dict[str, Variant] = {
     "error 0.12": _cccl("budget", "block_float8", max_relative_error=0.12),
     "error 0.25": _cccl("budget", "block_float8", max_relative_error=0.25),
     "target 4.2 bits": _cccl("budget", "block_float8", target_bits=4.2),
+    "noise 0.01": _noise(0.01),
     "noise 0.03": _noise(0.03),
     "noise 0.1": _noise(0.1),
     "noise 0.3": _noise(0.3),

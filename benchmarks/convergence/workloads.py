@@ -1,4 +1,4 @@
-"""What is trained: the bundled GPT on Python source, and a small network on scikit-learn's digits."""
+"""What is trained: the bundled GPT on Python source, a small network on scikit-learn's digits."""
 
 from __future__ import annotations
 
