@@ -44,7 +44,9 @@ def _register(model: DistributedDataParallel, name: str) -> None:
     kind = VARIANTS[name].kind
     if kind == "bf16":
         # DDP refuses this hook, by its name, over gloo: which can do what it asks for.
-        model.register_comm_hook(None, lambda *of: default_hooks.bf16_compress_hook(*of))
+        model.register_comm_hook(
+            None, lambda state, bucket: default_hooks.bf16_compress_hook(state, bucket)
+        )
     elif kind == "powersgd":
         state = powerSGD_hook.PowerSGDState(
             None, matrix_approximation_rank=4, start_powerSGD_iter=2
