@@ -25,7 +25,7 @@ def report(file: Path, figures: Path | None, margin: float) -> str:
     if not runs:
         raise cccl.ConfigError(f"{str(file)!r} holds no runs: `run` makes them")
     parts = []
-    for workload in dict.fromkeys(run["workload"] for run in runs):
+    for workload in dict.fromkeys(run["workload"] for run in runs if "error" not in run):
         of_it = [run for run in runs if run["workload"] == workload]
         rows = rows_of(of_it, margin)
         parts.append(_text(workload, of_it, rows, margin))

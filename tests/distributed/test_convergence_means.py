@@ -18,10 +18,10 @@ sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "convergence"))
 import means
 from variants import VARIANTS
 
-STEPS = 4
+STEPS = 6  # budgets measure in 0, 1, 2 and 4
 EXACT = ("bf16 hook", "8 bits", "4 bits", "4 bits best", "3 bits", "2 bits feedback",
          "3 bits feedback sender", "3 bits feedback 0.9", "top 10 %", "top 10 % feedback",
-         "diff 4 bits")  # fmt: skip
+         "diff 4 bits", "error 0.12", "target 4.2 bits")  # fmt: skip
 
 
 def _model(layers: int) -> torch.nn.Module:

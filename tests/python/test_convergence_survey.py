@@ -17,6 +17,7 @@ pytest.importorskip("torch")
 import torch
 
 import cccl
+from cccl import _core
 
 sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "convergence"))
 import judged
@@ -24,9 +25,15 @@ import means
 import one_run
 import survey
 import variants
-from workloads import load_digits
+from variants import VARIANTS
+from workloads import WORKLOADS, load_digits
 
 FOLDER = Path(judged.__file__).parent
+ALIKE = [name for name, variant in VARIANTS.items()
+         if variant.kind in ("plain", "bf16", "cccl") and "diff" not in name]  # fmt: skip
+on_cuda = pytest.mark.skipif(
+    not _core.cuda_device_count() or not torch.cuda.is_available(), reason="no CUDA device"
+)
 
 SMALL = ["--workloads", "gpt-tiny", "--steps", "3", "--looks", "1", "--device", "cpu"]
 WAYS = ["--variants", "8 bits", "3 bits feedback", "noise 0.1", "error 0.12"]
@@ -62,7 +69,7 @@ def gradients(world: int, count: int = 64 * 200, noise: float = 1.0) -> torch.Te
 
 
 def mean(variant: variants.Variant, rows: torch.Tensor, step: int = 0) -> torch.Tensor:
-    out = torch.zeros(rows.shape[1])
+    out = rows.new_zeros(rows.shape[1])
     means.mean_of(variant, layout_of(rows), rows)(step, rows, out)
     return out
 
@@ -136,12 +143,12 @@ def test_identity_is_plain():
     for world in (2, 3, 4):
         rows = gradients(world)
         identity = variants.Variant("cccl", "", {"compression_type": "identity"})
-        assert torch.equal(mean(identity, rows), mean(variants.VARIANTS["plain"], rows))
+        assert torch.equal(mean(identity, rows), mean(VARIANTS["plain"], rows))
 
 
-@pytest.mark.parametrize("name", variants.VARIANTS)
+@pytest.mark.parametrize("name", VARIANTS)
 def test_every_variant_gives_a_mean_and_its_bits(name):
-    rows, variant = gradients(2), variants.VARIANTS[name]
+    rows, variant = gradients(2), VARIANTS[name]
     out, exact = torch.zeros(rows.shape[1]), rows.mean(0)
     reduce = means.mean_of(variant, layout_of(rows), rows)
     bits = [reduce(step, rows, out) for step in range(12)]
@@ -151,11 +158,33 @@ def test_every_variant_gives_a_mean_and_its_bits(name):
     assert bits[-1] < 9 or name in ("plain", "bf16 hook")
 
 
+@on_cuda
+@pytest.mark.parametrize("name", ALIKE)
+def test_a_gpu_makes_the_same_mean(name):
+    rows = gradients(4)
+    assert torch.equal(mean(VARIANTS[name], rows.cuda()).cpu(), mean(VARIANTS[name], rows))
+
+
+@on_cuda
+def test_captured_passes_give_each_step_its_gradients():
+    task = WORKLOADS["gpt-tiny"](0, torch.device("cuda"), None)
+    layout = means.Layout(task.model)
+    batches = task.draw(3, 2, 0)
+    captured = one_run.Gradients(task, layout, 2, batches)
+    for step in (2, 0, 1):
+        inputs, targets = task.take(batches[step])
+        for rank, row in enumerate(captured.at(step)):
+            loss = task.loss(task.model, inputs[rank], targets[rank])
+            found = torch.autograd.grad(loss, [place.parameter for place in layout.places])
+            for place, part in zip(layout.places, found, strict=True):
+                torch.testing.assert_close(place.within(row), part, rtol=1e-2, atol=1e-4)
+
+
 def test_a_noise_budget_keeps_its_share():
     """The result errs by at most the share, and the next narrower codec would not."""
     rows, bits, chosen = gradients(4, noise=3.0), [], []
     for share in (0.003, 0.03, 0.3, 3.0):
-        variant = variants.VARIANTS["noise 0.1"]
+        variant = VARIANTS["noise 0.1"]
         config = cccl.Config(**variant.settings)
         budget = means.NoiseBudget(config, share, layout_of(rows), rows)
         out = torch.zeros(rows.shape[1])
@@ -171,7 +200,7 @@ def test_a_noise_budget_keeps_its_share():
 
 def test_where_ranks_do_not_differ_a_noise_budget_saves_nothing():
     rows = gradients(1).repeat(4, 1)
-    budget = means.mean_of(variants.VARIANTS["noise 1"], layout_of(rows), rows)
+    budget = means.mean_of(VARIANTS["noise 1"], layout_of(rows), rows)
     out = torch.zeros(rows.shape[1])
     assert all(budget(step, rows, out) > 8 for step in range(4))
 

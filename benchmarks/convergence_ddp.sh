@@ -2,7 +2,7 @@
 # Paired trainings with real DDP ranks for the survey's final claims: 2 ranks that share a GPU, or a
 # CPU's cores. One report per codec, in OUTPUT/CODEC; codecs run at the same time.
 #
-#   WORKLOAD=gpt-medium STEPS=600 SEEDS=5 DEVICE=cuda benchmarks/convergence/ddp.sh OUTPUT \
+#   WORKLOAD=gpt-medium STEPS=600 SEEDS=5 DEVICE=cuda benchmarks/convergence_ddp.sh OUTPUT \
 #     block_float8 block_float4
 set -euo pipefail
 if (($# < 2)); then
@@ -21,7 +21,7 @@ for codec in "$@"; do
   # shellcheck disable=SC2016  # RANK is each rank's own
   torchrun --standalone --nproc-per-node "${RANKS:-2}" --no-python bash -c \
     'NCCL_HOSTID=rank-$RANK exec python -m cccl converge run "$@"' converge \
-    "$here/ddp.py:Training" --codec "$codec" --seeds "${SEEDS:-5}" --steps "$STEPS" \
+    "$here/convergence/ddp.py:Training" --codec "$codec" --seeds "${SEEDS:-5}" --steps "$STEPS" \
     --device "${DEVICE:-cpu}" --output "$output/$codec" >"$output/$codec.log" 2>&1 &
   running+=($!)
 done
