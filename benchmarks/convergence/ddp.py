@@ -1,4 +1,4 @@
-"""The survey's workloads with real ranks, for `python -m cccl converge run` (see ../convergence_ddp.sh)."""
+"""The survey's workloads with real ranks: an entry of `python -m cccl converge run`."""
 
 from __future__ import annotations
 
