@@ -99,9 +99,11 @@ def _text(
         between = verdict = seeds = ""
         if row["way"] != PLAIN:
             verdict, seeds = row["verdict"], str(row["pairs"])
+            if row["difference"] is not None:
+                between = f"{100 * row['difference']:+.2f} %"
             if row["interval"]:
                 low, high = (f"{100 * end:+.2f}" for end in row["interval"])
-                between = f"{100 * row['difference']:+.2f} % ({low} to {high})"
+                between += f" ({low} to {high})"
         lines.append(
             f"| {row['way']} | {row['bits']:.2f} | {row['loss']:.4f} | {between} | {seeds} "
             f"| {verdict} | {row['norm']:.3g} |"
