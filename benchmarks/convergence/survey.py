@@ -99,8 +99,11 @@ def _records(jobs: list[Job], settings: Settings, processes: int) -> Iterator[di
 
 
 def prepare() -> None:
-    """A process for runs."""
+    """A process for runs. Processes take turns at GPUs, where there are several."""
     torch.set_num_threads(_THREADS)
+    number = multiprocessing.current_process()._identity
+    if number and torch.cuda.device_count() > 1:
+        torch.cuda.set_device(number[0] % torch.cuda.device_count())
 
 
 def attempt(job: Job, settings: Settings) -> dict[str, Any] | None:
