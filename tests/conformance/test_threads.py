@@ -135,7 +135,7 @@ def test_a_wrong_number_in_the_environment_is_an_error_where_settings_are_read(s
 @pytest.mark.parametrize(("said", "threads"), [("3", 3), ("auto", None)])
 def test_the_environment_says_how_many(said, threads):
     code = "from cccl import _core; print(_core.codec_threads())"
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True,
-                         env={**os.environ, "CCCL_CODEC_THREADS": said, "LOCAL_WORLD_SIZE": "1"})  # fmt: skip
+    env = {**os.environ, "CCCL_CODEC_THREADS": said, "LOCAL_WORLD_SIZE": "1"}
+    found = subprocess.check_output([sys.executable, "-c", code], text=True, env=env)
     cores = len(os.sched_getaffinity(0))
-    assert int(run.stdout) == (threads or min(8, max(1, cores - 1)))
+    assert int(found) == (threads or min(8, max(1, cores - 1)))

@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <charconv>
+#include <chrono>
 #include <condition_variable>
 #include <cstdlib>
 #include <exception>
@@ -21,8 +22,8 @@ namespace cccl {
 namespace {
 
 constexpr std::size_t kMostAuto = 8, kMost = 64;
-// A piece should take far longer than the 50 us in which a sleeping thread wakes up.
-constexpr std::size_t kPieceBytes = 512 * 1024;
+// What takes a thread about as long as to hand it over.
+constexpr std::size_t kPieceBytes = 256 * 1024;
 
 std::atomic<std::size_t> chosen{0};  // 0: not looked up yet
 
@@ -55,36 +56,55 @@ std::size_t looked_up() {
   return number;
 }
 
+// Until `done`, for less time than it takes to be woken up: the next call of a pipeline is near.
+template <class Done>
+bool spin(Done done) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::microseconds(50);
+  while (!done()) {
+    if (std::chrono::steady_clock::now() > until) return false;
+    std::this_thread::yield();
+  }
+  return true;
+}
+
 class Workers {
  public:
+  // Whether the caller has the threads to itself until it frees them.
+  bool take() { return ::getpid() == process_ && !taken_.exchange(true); }
+  void free() { taken_ = false; }
+
   void run(const Pieces& pieces, const std::function<void(std::size_t)>& work) {
     Job job{work, pieces.size()};
+    bool wakes;
     {
       const std::lock_guard lock(mutex_);
       while (threads_ + 1 < std::min(codec_threads(), pieces.size())) start();
       job_ = &job;
+      ++jobs_;
+      wakes = asleep_ > 0;
     }
-    wake_.notify_all();
+    if (wakes) wake_.notify_all();
     job.take_part();
     std::unique_lock lock(mutex_);
     job_ = nullptr;
-    left_.wait(lock, [&] { return job.helpers == 0; });
+    const auto left = [&] { return job.helpers == 0; };
+    lock.unlock();
+    if (!spin(left)) {
+      lock.lock();
+      left_.wait(lock, left);
+    }
     if (job.error) std::rethrow_exception(job.error);
   }
-
-  // Whether the caller has the threads to itself until it frees them.
-  bool take() { return ::getpid() == process_ && !taken_.exchange(true); }
-  void free() { taken_ = false; }
 
  private:
   struct Job {
     const std::function<void(std::size_t)>& work;
     std::size_t count;
     std::atomic<std::size_t> next = 0;
-    int helpers = 0;  // this and the next under the mutex of Workers
+    std::atomic<int> helpers = 0;  // more of them under the mutex of Workers alone
+    std::mutex mutex = {};
     std::exception_ptr error = nullptr;
     std::size_t failed = std::numeric_limits<std::size_t>::max();
-    std::mutex mutex = {};
 
     void take_part() {
       for (std::size_t piece; (piece = next++) < count;) {
@@ -101,21 +121,29 @@ class Workers {
 
   // Threads are never joined: they sleep until the process ends.
   void start() {
-    std::thread([this] { serve(); }).detach();
+    std::thread([this, seen = jobs_.load()] { serve(seen); }).detach();
     ++threads_;
   }
 
-  void serve() {
+  // `seen`: how many jobs came before.
+  void serve(std::size_t seen) {
     const FloatEnvironment environment;
-    std::unique_lock lock(mutex_);
     for (;;) {
-      wake_.wait(lock, [&] { return job_ && job_->next < job_->count; });
-      Job& job = *job_;
-      ++job.helpers;
+      const auto comes = [&] { return jobs_ != seen; };
+      const bool soon = spin(comes);
+      std::unique_lock lock(mutex_);
+      ++asleep_;
+      if (!soon) wake_.wait(lock, comes);
+      --asleep_;
+      seen = jobs_;
+      Job* const job = job_;
+      if (!job) continue;
+      ++job->helpers;
       lock.unlock();
-      job.take_part();
-      lock.lock();
-      if (--job.helpers == 0) left_.notify_all();
+      job->take_part();
+      if (--job->helpers > 0) continue;
+      lock.lock();  // the caller may be about to wait
+      left_.notify_all();
     }
   }
 
@@ -123,7 +151,8 @@ class Workers {
   std::atomic<bool> taken_{false};
   std::mutex mutex_;
   std::condition_variable wake_, left_;
-  std::size_t threads_ = 0;
+  std::atomic<std::size_t> jobs_ = 0;  // more under the mutex alone; so are these:
+  std::size_t threads_ = 0, asleep_ = 0;
   Job* job_ = nullptr;
 };
 
