@@ -141,7 +141,7 @@ class _Budget(_Choosing):
             mean = out[bucket]
             key = i, self._layout.name_of(i), mean.numel()
             chosen = None if measures else self._budget.choice(key)
-            codec = chosen or self._config.compression_type
+            codec = chosen.compression_type if chosen else self._config.compression_type
             bits += self._send(step, i, codec, gradients[:, bucket], mean)
             if measures:
                 pieces, size, stride = pieces_of(mean.numel())
