@@ -39,6 +39,22 @@ _reduce_scatter = _method("reduce_scatter_single", "_reduce_scatter_base")
 _reduce_scatters = _method("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")
 
 
+def _unless_off(plain: Callable[..., Any]) -> Callable[[Any], Any]:
+    """Where compression is off, the plain group's method gets the call as it is, and nothing else
+    costs time."""
+
+    def around(method: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(method)
+        def call(self: CompressedGroup, *args: Any, **kwargs: Any) -> Any:
+            if (self.config or current_config()).is_off:
+                return plain(self.plain_group, *args, **kwargs)
+            return method(self, *args, **kwargs)
+
+        return call
+
+    return around
+
+
 class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     """Hands every call to `plain_group`, made as torch makes it, but what goes compressed.
 
@@ -66,6 +82,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
 
     # What may go compressed, with the signatures of ProcessGroup and the names of all releases.
 
+    @_unless_off(dist.ProcessGroup.allreduce)
     def allreduce(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, op: Any = None
     ) -> Any:
@@ -78,6 +95,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         plain = functools.partial(self.plain_group.allreduce, tensors, opts)
         return self._send("all_reduce", tensors[0], tensors[0], opts, plain)
 
+    @_unless_off(dist.ProcessGroup.allreduce_coalesced)
     def allreduce_coalesced(self, tensors: Sequence[torch.Tensor], opts: Any = None) -> Any:
         opts = opts or dist.AllreduceCoalescedOptions()
 
@@ -86,6 +104,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
 
         return self._send_all("all_reduce", [(t, t) for t in tensors], opts, plain)
 
+    @_unless_off(_reduce_scatter)
     def reduce_scatter_single(
         self, output: torch.Tensor, input: torch.Tensor, opts: Any = None
     ) -> Any:
@@ -95,6 +114,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         plain = functools.partial(_reduce_scatter, self.plain_group, output, input, opts)
         return self._send("reduce_scatter", input, output, opts, plain)
 
+    @_unless_off(_reduce_scatters)
     def reduce_scatter_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -106,6 +126,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         pairs = list(zip(inputs, outputs, strict=True))
         return self._send_all("reduce_scatter", pairs, opts, plain)
 
+    @_unless_off(dist.ProcessGroup.reduce_scatter)
     def reduce_scatter(
         self,
         outputs: Any,
@@ -128,6 +149,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         joined = torch.cat([part.reshape(-1) for part in parts])
         return self._send("reduce_scatter", joined, output, opts, plain)
 
+    @_unless_off(_all_gather)
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Any:
         opts = opts or c10d.AllgatherOptions()
         if self._stays_plain("all_gather", input, output):
@@ -135,6 +157,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         plain = functools.partial(_all_gather, self.plain_group, output, input, opts)
         return self._send("all_gather", input, output, opts, plain)
 
+    @_unless_off(_all_gathers)
     def all_gather_single_coalesced(
         self, outputs: Sequence[torch.Tensor], inputs: Sequence[torch.Tensor], opts: Any = None
     ) -> Any:
@@ -146,6 +169,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
         pairs = list(zip(inputs, outputs, strict=True))
         return self._send_all("all_gather", pairs, opts, plain)
 
+    @_unless_off(dist.ProcessGroup.allgather)
     def allgather(self, outputs: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         one = inputs if isinstance(inputs, torch.Tensor) else inputs[0]
         if not self._stays_plain("all_gather", one, one, self.size()):
@@ -155,6 +179,7 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
             self._count("all_gather", one, reason)
         return self.plain_group.allgather(outputs, inputs, *args, **kwargs)
 
+    @_unless_off(dist.ProcessGroup.broadcast)
     def broadcast(
         self, tensors: Any, opts: Any = None, timeout: timedelta | None = None, *, root: int = 0
     ) -> Any:
@@ -281,12 +306,9 @@ class CompressedGroup(dist.ProcessGroup):  # type: ignore[misc]
     def _stays_plain(
         self, collective: str, input: torch.Tensor, output: torch.Tensor, parts: int = 1
     ) -> bool:
-        """Whether it goes plain as it should. That is counted, unless compression is off: a call
-        should then cost what the plain group's does. `parts`: there are so many such tensors."""
-        whole = self.config or current_config()
-        if whole.is_off:
-            return True
-        config = whole.of(collective)
+        """Whether it goes plain as it should; counted, if this collective may go compressed.
+        `parts`: there are so many such tensors."""
+        config = self._settings.of(collective)
         if not config.compresses:
             return True
         reason = why_plain(config, collective, self.size())

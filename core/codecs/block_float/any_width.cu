@@ -28,7 +28,7 @@ class Kernels {
       use(Search<0, AnyBook>{{width, rotation}, layout});
     else if (settings_.stochastic)
       use(AnyEncoder<Stochastic<AnyWidth>, 0>{{layout}, {width, args.seed, args.runs}, rotation});
-    else if (settings_.block == kDefaultBlock)
+    else if (settings_.block == kDefaultBlock && args.in.dtype != DType::kFloat64)
       use(AnyEncoder<Nearest<AnyWidth>, kDefaultBlock>{{layout}, {width}, rotation});
     else
       use(AnyEncoder<Nearest<AnyWidth>, 0>{{layout}, {width}, rotation});

@@ -21,8 +21,9 @@ class Kernels {
   template <class Use>
   void with_encoder(const EncodeArgs& args, Use use) const {
     const Layout layout{log2_block(), code_bytes(args.in.count, settings_.bits)};
+    const bool is_usual = settings_.block == kDefaultBlock && args.in.dtype != DType::kFloat64;
     const auto with_block = [&]<class Quantiser>(Quantiser quantiser) {
-      if (settings_.block == kDefaultBlock)
+      if (is_usual)
         use(Encoder<Quantiser, kDefaultBlock>{{layout}, quantiser});
       else
         use(Encoder<Quantiser, 0>{{layout}, quantiser});
@@ -31,8 +32,8 @@ class Kernels {
       settings_.stochastic ? with_block(Stochastic<FixedWidth<8>>{{}, args.seed, args.runs})
                            : with_block(Nearest<FixedWidth<8>>{});
     else if (settings_.search)
-      settings_.block == kDefaultBlock ? use(Search<kDefaultBlock, Normal4Book>{{}, layout})
-                                       : use(Search<0, Normal4Book>{{}, layout});
+      is_usual ? use(Search<kDefaultBlock, Normal4Book>{{}, layout})
+               : use(Search<0, Normal4Book>{{}, layout});
     else
       settings_.stochastic ? with_block(Stochastic<FixedWidth<4>>{{}, args.seed, args.runs})
                            : with_block(Nearest<FixedWidth<4>>{});

@@ -259,8 +259,10 @@ __device__ inline std::uint32_t of_own_block(const Spread& spread, int first,
 }
 
 // The blocks of a tile in rows. kBlock: the block size where it is known to the compiler, or 0.
+// What is known is faster, and takes code of its own: not for what is slow or seldom used.
 template <int kBlock>
 struct Blocks {
+  static constexpr bool kDoubles = kBlock == 0;
   Layout layout;
 
   __device__ int log2_block() const {
@@ -330,8 +332,9 @@ template <class Quantiser, int kBlock>
 struct Encoder : Blocks<kBlock> {
   using Values = void;
   using Real = float;
-  using DecodedBy = Decoder<Quantiser::Width::kBits, kLinear>;
-  static constexpr bool kNanBits = false;
+  using DecodedBy = std::conditional_t<kBlock != 0 && !Quantiser::kStochastic,
+                                       Decoder<Quantiser::Width::kBits, kLinear>, void>;
+  static constexpr bool kNanBits = false, kCostly = kBlock == 0 && Quantiser::kStochastic;
   static constexpr int kBits = Quantiser::Width::kBits;
   Quantiser quantiser;
   std::uint32_t infinity = kInfinity;

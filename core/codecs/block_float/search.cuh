@@ -172,9 +172,9 @@ template <int kBlock, class Book>
 struct Search : Book {
   using Values = void;
   using Real = float;
-  using DecodedBy = std::conditional_t<Book::kAny, void, Decoder<4, kNormal4>>;
-  static constexpr bool kNanBits = false, kColumns = true;
-  static constexpr bool kCostly = Book::kAny, kBusy = Book::kAny || kBlock == 0;
+  using DecodedBy = std::conditional_t<kBlock != 0, Decoder<4, kNormal4>, void>;
+  static constexpr bool kNanBits = false, kColumns = true, kDoubles = kBlock == 0;
+  static constexpr bool kCostly = kBlock == 0, kBusy = kBlock == 0;
   Layout layout;
 
   __device__ void prepare() const {

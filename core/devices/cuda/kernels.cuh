@@ -6,15 +6,15 @@
 //   static constexpr bool kNanBits;   whether a NaN's own bits matter
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
+//   static constexpr bool kDoubles;   optional: whether it is for float64 too
 //   static constexpr bool kCostly;    optional: sums are encoded by a kernel of their own
 //   static constexpr bool kBusy;      optional: encoding takes far longer than loading
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
 //   std::uint32_t infinity;
 //   float factor;
-//   using DecodedBy;                  optional: its Decoder, if one kernel is to encode, decode
-//   again
-//                                     and keep what was lost (residual.cuh)
+//   using DecodedBy;                  optional: its Decoder, if one kernel is to encode, decode and
+//                                     keep what was lost (residual.cuh); void: none is
 //   // Encodes a tile; true if a value will decode to Inf or NaN.
 //   template <int kVector>
 //   bool encode(const Tile&, Real (&values)[kPerLane], BodyWriter&) const;

@@ -22,6 +22,12 @@
 
 namespace cccl::cuda {
 
+template <class Coder>
+inline constexpr bool kForDoubles = true;
+template <class Coder>
+  requires requires { Coder::kDoubles; }
+inline constexpr bool kForDoubles<Coder> = Coder::kDoubles;
+
 template <class Coder, class T>
 inline constexpr bool serves =
     std::is_void_v<typename Coder::Values> || std::is_same_v<typename Coder::Values, T>;
@@ -36,7 +42,7 @@ struct SumsOf<void> {
 };
 template <class Coder, class T>
 inline constexpr bool serves_sums =
-    std::is_void_v<typename Coder::Values> ||
+    (std::is_void_v<typename Coder::Values> && (!std::is_same_v<T, double> || kForDoubles<Coder>)) ||
     std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
 
 // Whether one kernel encodes with this encoder, and decodes again with that decoder.
