@@ -84,6 +84,20 @@ def assert_same(pair: Predicting, raw: np.ndarray, dtype: str, **where: int) -> 
 
 @each_dtype
 @each_case
+def test_every_kernel_once(case, dtype):
+    """Short enough to run under compute-sanitizer."""
+    for n, offset in ((0, 0), (3 * 2048 + 77, 0), (2048 + 333, 1)):
+        known = predictions(n, 1)
+        pair = Predicting(case, narrow(known, dtype), dtype)
+        payload = assert_same(pair, alike(known, dtype, 2), dtype, offset=offset)
+        args = ([payload] * 3, 3.0, n, dtype)
+        assert reduce(pair.cores[0], *args).tobytes() == reduce(pair.cores[1], *args).tobytes()
+        means = [reduce_encode(core, core, *args) for core in pair.cores]
+        assert means[0] == means[1]
+
+
+@each_dtype
+@each_case
 @pytest.mark.parametrize("offset", [0, 1, 8])
 def test_any_count_at_any_alignment(case, dtype, offset):
     used = 0

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "devices/cuda/codec.cuh"
 
@@ -148,9 +149,10 @@ Sources DiffOnCuda::add(std::span<const Bytes> payloads, Values out, DType dtype
   // Its kernels take any 64 bytes for a header where nobody wants a report.
   const std::size_t begin = inner_begin(out.count),
                     most = inner_->max_encoded_bytes(out.count, dtype);
-  for (std::size_t i = 0; i < payloads.size() && out.count > 0; ++i)
-    within_->decode_unrounded(payloads[i].subspan(begin, most), terms + i * stride,
-                              {nullptr, out.count, dtype}, on);
+  std::vector<Bytes> within;
+  for (const Bytes payload : payloads) within.push_back(payload.subspan(begin, most));
+  if (out.count > 0)
+    within_->decode_all_unrounded(within, terms, stride, {nullptr, out.count, dtype}, on);
   auto* const to = copied ? terms + payloads.size() * stride : static_cast<std::byte*>(out.data);
   const AddTask task{terms,     stride,    known(dtype),     to,
                      out.dtype, out.count, mean.has_value(), mean.value_or(Mean{})};
