@@ -118,11 +118,14 @@ class Job:
 
     def _environment(self, rank: int) -> dict[str, str]:
         host, local = divmod(rank, self.args.per_host)
+        ranks = self.args.hosts * self.args.per_host
+        threads = min(8, max(1, len(os.sched_getaffinity(0)) // ranks - 1))
         return {
             "OMP_NUM_THREADS": "1",  # all hosts share the real machine's cores
+            "CCCL_CODEC_THREADS": str(threads),
             **os.environ,
             "RANK": str(rank),
-            "WORLD_SIZE": str(self.args.hosts * self.args.per_host),
+            "WORLD_SIZE": str(ranks),
             "GROUP_RANK": str(host),
             "LOCAL_RANK": str(local),
             "LOCAL_WORLD_SIZE": str(self.args.per_host),

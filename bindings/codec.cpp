@@ -13,6 +13,7 @@
 #include "bindings.h"
 #include "devices/cpu/isa.h"
 #include "devices/cpu/queue.h"
+#include "devices/cpu/workers.h"
 #include "devices/cuda/device.h"
 
 namespace cccl::python {
@@ -216,6 +217,8 @@ void register_codec(nb::module_& module) {
   });
   module.def("current_isa", [] { return std::string(name_of(current_isa())); });
   module.def("force_isa", force_isa);
+  module.def("codec_threads", codec_threads);
+  module.def("set_codec_threads", set_codec_threads);
 }
 
 }  // namespace cccl::python

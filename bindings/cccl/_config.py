@@ -356,6 +356,7 @@ class Config:
         for key in values:
             if key not in known:
                 raise ConfigError(f"unknown key {key!r}{nearest(key, known)}")
+        _core.codec_threads()  # refuses what the environment may not say
         return cls(**{**environment(cls), **values})
 
 

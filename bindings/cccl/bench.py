@@ -33,6 +33,9 @@ def add_commands(commands: Any) -> None:
         epilog="example: python -m cccl bench codec --codec block_float4",
     )
     codec.add_argument("--isa", default="auto", help="auto, baseline, avx2 or avx512")
+    codec.add_argument(
+        "--threads", type=int, default=1, help="that share a call; 0: as many as fit"
+    )
     codec.add_argument("--peers", action="store_true", help="other libraries' codecs too (CUDA)")
     codec.set_defaults(run=run_codec)
 
@@ -86,6 +89,7 @@ def add_commands(commands: Any) -> None:
 def run_codec(options: argparse.Namespace) -> None:
     """`bench codec`."""
     _core.force_isa(options.isa)
+    _core.set_codec_threads(options.threads)
     on_cuda = options.device == "cuda"
     if options.peers and not on_cuda:
         raise UnsupportedError("--peers measures CUDA codecs; add --device cuda")

@@ -150,6 +150,7 @@ def _cpu() -> dict[str, Any]:
         "cores": len(os.sched_getaffinity(0)),
         "instruction_sets": _core.available_isas(),
         "in_use": _core.current_isa(),
+        "codec_threads": _core.codec_threads(),
     }
 
 

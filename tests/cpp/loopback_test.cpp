@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "collectives/communicator.h"
+#include "devices/cpu/workers.h"
 #include "support.h"
 
 namespace cccl::testing {
@@ -242,6 +243,26 @@ TEST(Identity, SumsIntegersExactlyInManyRoundsOfMixedSizesAndCollectives) {
   }
   for (const auto& work : works) ASSERT_TRUE(work->wait(Seconds{60}));
   for (const auto& round : rounds) ASSERT_EQ(whole_output(round), expected_of(round).exact);
+}
+
+TEST(CodecThreads, ChangeNoBitOfCollectives) {
+  constexpr std::size_t kCount = 700'001;
+  for (const auto* name : {"block_float4", "lossless"})
+    for (const auto collective : {Collective::kAllReduce, Collective::kBroadcast}) {
+      std::optional<Group::Round> alone;
+      for (const std::size_t threads : {1, 4}) {
+        set_codec_threads(threads);
+        Group group(2);
+        auto round = group.round(setup_of(collective, make_codec(name)), DType::kFloat32, kCount);
+        ASSERT_NO_THROW(group.run(round));
+        if (!alone)
+          alone = std::move(round);
+        else
+          for (int rank = 0; rank < 2; ++rank)
+            EXPECT_TRUE(round.out[rank].same_bits(alone->out[rank])) << name << ", rank " << rank;
+      }
+    }
+  set_codec_threads(0);
 }
 
 TEST(AllReduceTraffic, StaysUnderTwiceThePayloadForEveryNumberOfRanks) {

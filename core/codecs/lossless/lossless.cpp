@@ -22,26 +22,25 @@ static_assert(kBlock % kTile == 0, "blocks pass between codecs as tiles");
 // Where a payload's blocks are.
 class BlockReader {
  public:
-  // Throws CorruptPayloadError for a directory that points outside the body.
-  BlockReader(Bytes payload, std::size_t body_bytes, DType dtype, std::size_t count)
+  // From value `first` on, which begins a block. Throws CorruptPayloadError for a directory that
+  // points outside the body.
+  BlockReader(Bytes payload, std::size_t body_bytes, DType dtype, std::size_t count,
+              std::size_t first = 0)
       : body_(payload.subspan(sizeof(PayloadHeader), body_bytes)),
         dtype_(dtype),
         count_(count),
+        first_(first),
         next_(directory_bytes(count)) {
     if (next_ > body_bytes)
       throw CorruptPayloadError("lossless payload is damaged: its directory is cut short");
+    if (first) next_ = end_of(first / kBlock - 1);
   }
 
   // Decodes the next block; `out` has its values.
   void read(std::byte* out) {
     const std::size_t n = std::min(kBlock, count_ - first_), block = first_ / kBlock;
     const bool last = first_ + n == count_;
-    std::size_t end = body_.size();
-    if (!last) {
-      std::uint32_t unit;
-      std::memcpy(&unit, body_.data() + sizeof unit * block, sizeof unit);
-      end = kUnit * std::size_t{unit};
-    }
+    const std::size_t end = last ? body_.size() : end_of(block);
     if (end < next_ || end > body_.size())
       throw CorruptPayloadError("lossless payload is damaged: block " + std::to_string(block) +
                                 " ends outside the body");
@@ -51,10 +50,21 @@ class BlockReader {
   }
 
  private:
+  // Of a block that is not the last.
+  std::size_t end_of(std::size_t block) const {
+    std::uint32_t unit;
+    std::memcpy(&unit, body_.data() + sizeof unit * block, sizeof unit);
+    return kUnit * std::size_t{unit};
+  }
+
   Bytes body_;
   DType dtype_;
-  std::size_t count_, first_ = 0, next_;
+  std::size_t count_, first_, next_;
 };
+
+Pieces blocks_of(std::size_t count, DType dtype) {
+  return pieces_of(count, kBlock, size_of(dtype));
+}
 
 class Lossless final : public CpuCodec {
  public:
@@ -79,9 +89,13 @@ class Lossless final : public CpuCodec {
       if (out.count) std::memcpy(out.data, payload.data() + sizeof header, out.bytes());
       return;
     }
-    BlockReader reader(payload, header.body_bytes, out.dtype, out.count);
-    for (std::size_t first = 0; first < out.count; first += kBlock)
-      reader.read(static_cast<std::byte*>(out.part(first, 1).data));
+    const auto pieces = blocks_of(out.count, out.dtype);
+    for_each_piece(pieces, [&](std::size_t piece) {
+      const std::size_t begin = pieces.begin(piece), end = pieces.end(piece);
+      BlockReader reader(payload, header.body_bytes, out.dtype, out.count, begin);
+      for (std::size_t first = begin; first < end; first += kBlock)
+        reader.read(static_cast<std::byte*>(out.part(first, 1).data));
+    });
   }
 
   void reduce(const ReduceArgs& args, Values out, Queue&) const override {
@@ -104,15 +118,15 @@ class Lossless final : public CpuCodec {
         max_encoded_bytes(header.count, DType{header.dtype}) - sizeof(PayloadHeader);
     return codes(DType{header.dtype}) ? std::min<std::size_t>(header.body_bytes, most) : most;
   }
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<float>& consume) const override {
     check_bodies(args, headers);
-    sum_tiles<float>(args, headers, count, dtype, consume);
+    sum_tiles<float>(args, headers, pieces.count, dtype, consume);
   }
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<double>& consume) const override {
     check_bodies(args, headers);
-    sum_tiles<double>(args, headers, count, dtype, consume);
+    sum_tiles<double>(args, headers, pieces.count, dtype, consume);
   }
 
  private:
@@ -136,7 +150,10 @@ class Lossless final : public CpuCodec {
 class Lossless::Writer final : public PayloadWriter {
  public:
   Writer(const Lossless& codec, const EncodeArgs& args)
-      : codec_(codec), args_(args), header_(codec.header_for(args)) {
+      : codec_(codec),
+        args_(args),
+        header_(codec.header_for(args)),
+        whole_(Pieces::one(args.in.count)) {
     const auto [_, count, dtype] = args.in;
     directory_ = args.out.data() + sizeof header_;
     at_ = directory_;
@@ -146,6 +163,7 @@ class Lossless::Writer final : public PayloadWriter {
     std::memset(directory_, 0, directory_bytes(count));
   }
 
+  const Pieces& pieces() const override { return whole_; }
   void write(std::size_t first, std::size_t n, const float* values) override {
     write_sums(first, n, values);
   }
@@ -153,16 +171,23 @@ class Lossless::Writer final : public PayloadWriter {
     write_sums(first, n, values);
   }
 
-  // From `first` on, which begins a block: whole blocks, and the last.
-  void write_elements(std::size_t first, ConstValues values) {
-    if (!codes(values.dtype)) {
-      if (has_non_finite(values)) header_.flags |= kHasNonFinite;
-      if (values.count) std::memcpy(at_, values.data, values.bytes());
-      at_ += values.bytes();
-      return;
-    }
-    for (std::size_t at = 0; at < values.count; at += kBlock)
-      write_block(first + at, values.part(at, std::min(kBlock, values.count - at)));
+  // All elements. Each thread begins a piece where it would be if no block in front of it became
+  // shorter; then they move up.
+  void write_all() {
+    const auto values = args_.in;
+    if (!codes(values.dtype)) return copy(values);
+    const auto pieces = blocks_of(values.count, values.dtype);
+    std::byte* const begin = at_;
+    const auto place = [&](std::size_t piece) {
+      return begin + pieces.begin(piece) * size_of(values.dtype);
+    };
+    std::vector<Encoded> found(pieces.size());
+    for_each_piece(pieces, [&](std::size_t piece) {
+      const std::size_t first = pieces.begin(piece);
+      found[piece] = put_blocks(first, values.part(first, pieces.end(piece) - first), place(piece));
+    });
+    for (std::size_t piece = 0; piece < pieces.size(); ++piece)
+      append(pieces.begin(piece), pieces.end(piece), place(piece), found[piece]);
   }
 
   std::size_t finish() override {
@@ -172,17 +197,46 @@ class Lossless::Writer final : public PayloadWriter {
   }
 
  private:
-  void write_block(std::size_t first, ConstValues block) {
-    if (first) {
-      const auto unit = static_cast<std::uint32_t>((at_ - directory_) / kUnit);
-      std::memcpy(directory_ + sizeof unit * (first / kBlock - 1), &unit, sizeof unit);
+  void copy(ConstValues values) {
+    if (has_non_finite(values)) header_.flags |= kHasNonFinite;
+    if (values.count) std::memcpy(at_, values.data, values.bytes());
+    at_ += values.bytes();
+  }
+
+  // Block behind block; the first begins with value `first`. The directory gets how far from
+  // `begin` each is.
+  Encoded put_blocks(std::size_t first, ConstValues values, std::byte* begin) const {
+    Encoded all{0, false};
+    for (std::size_t at = 0; at < values.count; at += kBlock) {
+      const auto block = values.part(at, std::min(kBlock, values.count - at));
+      move_begin((first + at) / kBlock, all.bytes);
+      const auto [bytes, non_finite] = encode_block(block, codec_.counts_all_, begin + all.bytes);
+      all.non_finite |= non_finite;
+      all.bytes += bytes;
+      if (first + at + block.count == args_.in.count) break;
+      std::memset(begin + all.bytes, 0, in_units(bytes) - bytes);
+      all.bytes += in_units(bytes) - bytes;
     }
-    const auto [bytes, non_finite] = encode_block(block, codec_.counts_all_, at_);
-    if (non_finite) header_.flags |= kHasNonFinite;
-    at_ += bytes;
-    if (first + block.count == args_.in.count) return;
-    std::memset(at_, 0, in_units(bytes) - bytes);
-    at_ += in_units(bytes) - bytes;
+    return all;
+  }
+
+  // Behind all others, the blocks of values [first, end) that put_blocks() left at `from`.
+  void append(std::size_t first, std::size_t end, const std::byte* from, const Encoded& found) {
+    if (from != at_) std::memmove(at_, from, found.bytes);
+    for (std::size_t value = first; value < end; value += kBlock)
+      move_begin(value / kBlock, static_cast<std::size_t>(at_ - directory_));
+    at_ += found.bytes;
+    if (found.non_finite) header_.flags |= kHasNonFinite;
+  }
+
+  // In the directory, which begins as zeros, and does not have the first block.
+  void move_begin(std::size_t block, std::size_t bytes) const {
+    if (block == 0) return;
+    std::byte* const entry = directory_ + sizeof(std::uint32_t) * (block - 1);
+    std::uint32_t unit;
+    std::memcpy(&unit, entry, sizeof unit);
+    unit += static_cast<std::uint32_t>(bytes / kUnit);
+    std::memcpy(entry, &unit, sizeof unit);
   }
 
   template <class Real>
@@ -191,12 +245,16 @@ class Lossless::Writer final : public PayloadWriter {
     const std::size_t within = codes(dtype) ? first % kBlock : 0;
     store(dtype, values, n, held_ + within * size_of(dtype));
     const bool complete = !codes(dtype) || within + n == kBlock || first + n == count;
-    if (complete) write_elements(first - within, {held_, within + n, dtype});
+    if (!complete) return;
+    const ConstValues elements{held_, within + n, dtype};
+    if (!codes(dtype)) return copy(elements);
+    append(first - within, first + n, at_, put_blocks(first - within, elements, at_));
   }
 
   const Lossless& codec_;
   EncodeArgs args_;
   PayloadHeader header_;
+  Pieces whole_;  // of sums: where a block begins is known once those in front are written
   std::byte *directory_, *at_;
   alignas(64) std::byte held_[kBlock * sizeof(float)];
 };
@@ -208,7 +266,7 @@ std::unique_ptr<PayloadWriter> Lossless::writer(const EncodeArgs& args) const {
 
 std::size_t Lossless::encode(const EncodeArgs& args, Queue&) const {
   Writer writer(*this, args);
-  writer.write_elements(0, args.in);
+  writer.write_all();
   return writer.finish();
 }
 

@@ -62,13 +62,13 @@ class Sparse final : public CpuCodec {
 
  protected:
   std::size_t expected_bytes(const PayloadHeader& header, Bytes payload) const override;
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<float>& consume) const override {
-    sum_as<float>(args, headers, count, dtype, consume);
+    sum_as<float>(args, headers, pieces.count, dtype, consume);
   }
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<double>& consume) const override {
-    sum_as<double>(args, headers, count, dtype, consume);
+    sum_as<double>(args, headers, pieces.count, dtype, consume);
   }
 
  private:
@@ -121,9 +121,11 @@ class Sparse::Writer final : public PayloadWriter {
       : codec_(codec),
         args_(args),
         header_(codec.header_for(args)),
+        whole_(Pieces::one(args.in.count)),
         directory_(args.out.data() + sizeof header_),
         at_(directory_ + sizeof(Entry) * cells_of(args.in.count)) {}
 
+  const Pieces& pieces() const override { return whole_; }
   void write(std::size_t first, std::size_t n, const float* values) override {
     write_sums(first, n, values);
   }
@@ -204,6 +206,7 @@ class Sparse::Writer final : public PayloadWriter {
   const Sparse& codec_;
   EncodeArgs args_;
   PayloadHeader header_;
+  Pieces whole_;  // where a cell begins is known once those in front are written
   std::byte *directory_, *at_;
   Places places_;                // of the cell written last
   std::byte* values_ = nullptr;  // and where its values are

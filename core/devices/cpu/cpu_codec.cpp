@@ -83,9 +83,9 @@ std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second,
     writer->write(first, n, total);
   };
   if (dtype == DType::kFloat64)
-    sum(args, headers, count, dtype, Consume<double>(write));
+    sum(args, headers, writer->pieces(), dtype, Consume<double>(write));
   else
-    sum(args, headers, count, dtype, Consume<float>(write));
+    sum(args, headers, writer->pieces(), dtype, Consume<float>(write));
   return writer->finish();
 }
 
@@ -95,12 +95,13 @@ std::size_t CpuCodec::encode(const EncodeArgs& args, const Residual& residual) c
   const auto writer = correcting(this->writer(args), residual, in.dtype, false);
   const auto write_as = [&]<class Real>(Real) {
     const auto* values = in_place<const Real>(in.dtype, in.data);
-    alignas(64) Real tile[kTile];
-    for (std::size_t first = 0; first < in.count; first += kTile) {
-      const auto part = in.part(first, std::min(kTile, in.count - first));
-      if (!values) load(in.dtype, part.data, part.count, tile);
-      writer->write(first, part.count, values ? values + first : tile);
-    }
+    for_each_piece(writer->pieces(), [&](std::size_t piece) {
+      alignas(64) Real tile[kTile];
+      for_tiles(writer->pieces(), piece, [&](std::size_t first, std::size_t n) {
+        if (!values) load(in.dtype, in.part(first, n).data, n, tile);
+        writer->write(first, n, values ? values + first : tile);
+      });
+    });
   };
   in.dtype == DType::kFloat64 ? write_as(double{}) : write_as(float{});
   return writer->finish();

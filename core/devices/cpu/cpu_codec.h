@@ -1,6 +1,7 @@
 // What codecs on the CPU share: their headers, and sums passed from one to the other.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <functional>
@@ -10,11 +11,20 @@
 
 #include "api/codec.h"
 #include "api/residual.h"
+#include "devices/cpu/workers.h"
 
 namespace cccl {
 
 // A tile of floats and its codes stay in the first-level cache. A multiple of every block size.
 inline constexpr std::size_t kTile = 2048;
+
+// use(first, n) for each tile of a piece.
+template <class Use>
+void for_tiles(const Pieces& pieces, std::size_t piece, Use use) {
+  const std::size_t end = pieces.end(piece);
+  for (std::size_t first = pieces.begin(piece); first < end; first += kTile)
+    use(first, std::min(kTile, end - first));
+}
 
 // `memory` where it can be used as it is: values of that very type, aligned. Else null.
 template <class Real, class Memory>
@@ -28,6 +38,8 @@ Real* in_place(DType dtype, Memory* memory) {
 class PayloadWriter {
  public:
   virtual ~PayloadWriter() = default;
+  // Of all its values: each piece is written in order, by a thread of its own.
+  virtual const Pieces& pieces() const = 0;
   // Values from `first` on, in the accumulator's type: not rounded to their dtype yet.
   virtual void write(std::size_t first, std::size_t n, const float* values) = 0;
   virtual void write(std::size_t first, std::size_t n, const double* values) = 0;
@@ -72,12 +84,12 @@ class CpuCodec : public Codec {
   // How many bytes a body with this header has. Throws CorruptPayloadError.
   virtual std::size_t expected_bytes(const PayloadHeader& header, Bytes payload) const = 0;
 
-  // The mean of `count` values' payloads with these headers, tile by tile. Has checked the bodies'
-  // checksums when it returns.
+  // The mean of payloads with these headers, tile by tile, each piece in order. Has checked the
+  // bodies' checksums when it returns.
   virtual void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                   std::size_t count, DType dtype, const Consume<float>& consume) const = 0;
+                   const Pieces& pieces, DType dtype, const Consume<float>& consume) const = 0;
   virtual void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                   std::size_t count, DType dtype, const Consume<double>& consume) const = 0;
+                   const Pieces& pieces, DType dtype, const Consume<double>& consume) const = 0;
 
   // The header, after checks that this very codec made it, of values like these.
   PayloadHeader open(Bytes payload, std::size_t count, DType dtype,

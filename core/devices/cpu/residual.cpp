@@ -59,6 +59,7 @@ class CorrectingWriter final : public PayloadWriter {
         dtype_(dtype),
         rounds_(delivered && size_of(dtype) < sizeof(float)) {}
 
+  const Pieces& pieces() const override { return writer_->pieces(); }
   void write(std::size_t first, std::size_t n, const float* values) override {
     write_as(first, n, values);
   }

@@ -1,6 +1,7 @@
 #include "devices/cpu/tile_codec.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <string>
 #include <type_traits>
@@ -8,6 +9,7 @@
 
 #include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
+#include "devices/cpu/workers.h"
 
 namespace cccl {
 namespace {
@@ -18,16 +20,24 @@ std::byte* body_of(Bytes payload) {
   return const_cast<std::byte*>(payload.data()) + sizeof(PayloadHeader);
 }
 
-// Adds up a body's checksum tile by tile, while it is written or read and in the cache.
+// Adds up a body's checksum tile by tile, while it is written or read and in the cache. Each piece
+// of the values has a part of the body's start, and one thread at a time.
 class RunningChecksum {
  public:
-  RunningChecksum(Bytes body, bool wanted) : body_(body), wanted_(wanted) {}
+  // settled(n): how much of the body's start belongs to the first n values alone.
+  template <class Settled>
+  RunningChecksum(Bytes body, bool wanted, const Pieces& pieces, Settled settled)
+      : body_(body), wanted_(wanted), parts_(pieces.size()) {
+    for (std::size_t i = 0; i < parts_.size(); ++i)
+      parts_[i].done = whole_words(settled(pieces.begin(i)));
+  }
 
-  void take(std::size_t settled) {
-    settled = settled / 4 * 4;
-    if (!wanted_ || settled <= done_) return;
-    sum_ += checksum(body_.subspan(done_, settled - done_), done_ / 4);
-    done_ = settled;
+  void take(std::size_t piece, std::size_t settled) {
+    auto& [done, sum] = parts_[piece];
+    settled = whole_words(settled);
+    if (!wanted_ || settled <= done) return;
+    sum += checksum(body_.subspan(done, settled - done), done / 4);
+    done = settled;
   }
   void write(PayloadHeader& header) const {
     if (!wanted_) return;
@@ -39,13 +49,26 @@ class RunningChecksum {
   }
 
  private:
-  std::uint64_t whole() const { return sum_ + checksum(body_.subspan(done_), done_ / 4); }
+  struct alignas(64) Part {
+    std::size_t done = 0;
+    std::uint64_t sum = 0;
+  };
+
+  static std::size_t whole_words(std::size_t bytes) { return bytes / 4 * 4; }
+
+  std::uint64_t whole() const {
+    const std::size_t done = parts_.back().done;
+    std::uint64_t sum = checksum(body_.subspan(done), done / 4);
+    for (const auto& part : parts_) sum += part.sum;
+    return sum;
+  }
 
   Bytes body_;
   bool wanted_;
-  std::size_t done_ = 0;
-  std::uint64_t sum_ = 0;
+  std::vector<Part> parts_;
 };
+
+Pieces tiles_of(std::size_t count, DType dtype) { return pieces_of(count, kTile, size_of(dtype)); }
 
 }  // namespace
 
@@ -80,7 +103,11 @@ class TileCodec::Writer final : public PayloadWriter {
         args_(args),
         header_(codec.header_for(args)),
         body_(args.out.subspan(sizeof header_, header_.body_bytes)),
-        sum_(body_, args.checksum) {}
+        pieces_(tiles_of(args.in.count, args.in.dtype)),
+        sum_(body_, args.checksum, pieces_,
+             [&](std::size_t n) { return codec.settled_bytes(n, args.in.dtype); }) {}
+
+  const Pieces& pieces() const override { return pieces_; }
 
   void write(std::size_t first, std::size_t n, const float* values) override {
     write_as(first, n, values);
@@ -97,6 +124,7 @@ class TileCodec::Writer final : public PayloadWriter {
   }
 
   std::size_t finish() override {
+    if (non_finite_) header_.flags |= kHasNonFinite;
     sum_.write(header_);
     write_header(args_.out, header_);
     return sizeof header_ + header_.body_bytes;
@@ -105,8 +133,8 @@ class TileCodec::Writer final : public PayloadWriter {
  private:
   template <class Real>
   void write_as(std::size_t first, std::size_t n, const Real* values) {
-    if (codec_.encode_tile(tile(first, n), values)) header_.flags |= kHasNonFinite;
-    sum_.take(codec_.settled_bytes(first + n, args_.in.dtype));
+    if (codec_.encode_tile(tile(first, n), values)) non_finite_ = true;
+    sum_.take(pieces_.of(first), codec_.settled_bytes(first + n, args_.in.dtype));
   }
   Tile tile(std::size_t first, std::size_t n) const {
     const auto [_, count, dtype] = args_.in;
@@ -117,7 +145,9 @@ class TileCodec::Writer final : public PayloadWriter {
   EncodeArgs args_;
   PayloadHeader header_;
   MutableBytes body_;
+  Pieces pieces_;
   RunningChecksum sum_;
+  std::atomic<bool> non_finite_ = false;
 };
 
 std::unique_ptr<PayloadWriter> TileCodec::writer(const EncodeArgs& args) const {
@@ -129,12 +159,13 @@ std::size_t TileCodec::encode_as(const EncodeArgs& args) const {
   const auto in = args.in;
   Writer writer(*this, args);
   const auto* values = in_place<const Real>(in.dtype, in.data);
-  Real tile[kTile];
-  for (std::size_t first = 0; first < in.count; first += kTile) {
-    const std::size_t n = std::min(kTile, in.count - first);
-    if (!values) load(in.dtype, in.part(first, n).data, n, tile);
-    writer.write(first, n, values ? values + first : tile);
-  }
+  for_each_piece(writer.pieces(), [&](std::size_t piece) {
+    Real tile[kTile];
+    for_tiles(writer.pieces(), piece, [&](std::size_t first, std::size_t n) {
+      if (!values) load(in.dtype, in.part(first, n).data, n, tile);
+      writer.write(first, n, values ? values + first : tile);
+    });
+  });
   return writer.finish();
 }
 
@@ -146,15 +177,17 @@ std::size_t TileCodec::encode(const EncodeArgs& args, Queue&) const {
 template <class Real>
 void TileCodec::decode_as(Bytes payload, std::uint64_t seed, Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
-  Real tile[kTile];
-  for (std::size_t first = 0; first < out.count; first += kTile) {
-    const std::size_t n = std::min(kTile, out.count - first);
-    const Tile place{body_of(payload), out.dtype, out.count, first, n, 0, seed};
-    decode_tile(place, values ? values + first : tile);
-    if (values) continue;
-    if constexpr (std::is_same_v<Real, float>) saturate(out.dtype, tile, n);
-    store(out.dtype, tile, n, out.part(first, n).data);
-  }
+  const auto pieces = tiles_of(out.count, out.dtype);
+  for_each_piece(pieces, [&](std::size_t piece) {
+    Real tile[kTile];
+    for_tiles(pieces, piece, [&](std::size_t first, std::size_t n) {
+      const Tile place{body_of(payload), out.dtype, out.count, first, n, 0, seed};
+      decode_tile(place, values ? values + first : tile);
+      if (values) return;
+      if constexpr (std::is_same_v<Real, float>) saturate(out.dtype, tile, n);
+      store(out.dtype, tile, n, out.part(first, n).data);
+    });
+  });
 }
 
 void TileCodec::decode(Bytes payload, Values out, Queue&) const {
@@ -163,25 +196,27 @@ void TileCodec::decode(Bytes payload, Values out, Queue&) const {
   is_wide(out.dtype) ? decode_as<double>(payload, seed, out) : decode_as<float>(payload, seed, out);
 }
 
-// use(first, n, total) gets the finished mean of one tile after the other. Sums are made in
-// `values` where that is not null. About to decode a tile, it calls arrive(payload's index, values
-// decoded after it).
+// use(first, n, total) gets the finished mean of each tile, on a thread per piece. Sums are made in
+// `values` where that is not null. About to decode a tile, it calls arrive(payload's index, piece,
+// values decoded after it).
 template <class Real, class Arrive, class Use>
 void TileCodec::reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                          std::size_t count, DType dtype, Real* values, Arrive arrive,
+                          const Pieces& pieces, DType dtype, Real* values, Arrive arrive,
                           Use use) const {
-  Real tile[kTile];
-  for (std::size_t first = 0; first < count; first += kTile) {
-    const std::size_t n = std::min(kTile, count - first);
-    Real* const total = values ? values + first : tile;
-    for (std::size_t i = 0; i < args.payloads.size(); ++i) {
-      const Tile place{body_of(args.payloads[i]), dtype, count, first, n, 0, headers[i].seed};
-      arrive(i, first + n);
-      i == 0 ? decode_tile(place, total) : add_tile(place, total);
-    }
-    finish_sum(dtype, args.divisor, total, n);
-    use(first, n, total);
-  }
+  for_each_piece(pieces, [&](std::size_t piece) {
+    Real tile[kTile];
+    for_tiles(pieces, piece, [&](std::size_t first, std::size_t n) {
+      Real* const total = values ? values + first : tile;
+      for (std::size_t i = 0; i < args.payloads.size(); ++i) {
+        const Tile place{
+            body_of(args.payloads[i]), dtype, pieces.count, first, n, 0, headers[i].seed};
+        arrive(i, piece, first + n);
+        i == 0 ? decode_tile(place, total) : add_tile(place, total);
+      }
+      finish_sum(dtype, args.divisor, total, n);
+      use(first, n, total);
+    });
+  });
 }
 
 template <class Real>
@@ -189,7 +224,8 @@ void TileCodec::reduce_into(const ReduceArgs& args, std::span<const PayloadHeade
                             Values out) const {
   auto* values = in_place<Real>(out.dtype, out.data);
   reduce_as<Real>(
-      args, headers, out.count, out.dtype, values, [](std::size_t, std::size_t) {},
+      args, headers, tiles_of(out.count, out.dtype), out.dtype, values,
+      [](std::size_t, std::size_t, std::size_t) {},
       [&](std::size_t first, std::size_t n, const Real* total) {
         if (!values) store(out.dtype, total, n, out.part(first, n).data);
       });
@@ -206,25 +242,27 @@ void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
 // Takes checksums of the bodies as it reads them.
 template <class Real>
 void TileCodec::sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                       std::size_t count, DType dtype, const Consume<Real>& consume) const {
+                       const Pieces& pieces, DType dtype, const Consume<Real>& consume) const {
+  const auto settled = [&](std::size_t n) { return settled_bytes(n, dtype); };
   std::vector<RunningChecksum> arrived;
   for (std::size_t i = 0; i < headers.size(); ++i)
     arrived.emplace_back(args.payloads[i].subspan(sizeof headers[i], headers[i].body_bytes),
-                         headers[i].flags & kHasChecksum);
+                         headers[i].flags & kHasChecksum, pieces, settled);
   reduce_as<Real>(
-      args, headers, count, dtype, nullptr,
-      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); }, consume);
+      args, headers, pieces, dtype, nullptr,
+      [&](std::size_t i, std::size_t piece, std::size_t n) { arrived[i].take(piece, settled(n)); },
+      consume);
   for (std::size_t i = 0; i < headers.size(); ++i) arrived[i].compare(headers[i]);
 }
 
 void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                    std::size_t count, DType dtype, const Consume<float>& consume) const {
-  sum_as(args, headers, count, dtype, consume);
+                    const Pieces& pieces, DType dtype, const Consume<float>& consume) const {
+  sum_as(args, headers, pieces, dtype, consume);
 }
 
 void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                    std::size_t count, DType dtype, const Consume<double>& consume) const {
-  sum_as(args, headers, count, dtype, consume);
+                    const Pieces& pieces, DType dtype, const Consume<double>& consume) const {
+  sum_as(args, headers, pieces, dtype, consume);
 }
 
 std::shared_ptr<const TileCodec> inner_of(const PayloadHeader& header, const CodecInfo& outer) {

@@ -37,8 +37,8 @@ class TileCodec : public CpuCodec {
   // Whether another codec may put its bodies into payloads of its own.
   virtual bool may_be_inner() const { return true; }
 
-  // Tiles begin at multiples of granularity(), and have at most kTile values. Encoding tells
-  // whether a value decodes to Inf or NaN.
+  // Tiles begin at multiples of granularity(), and have at most kTile values; those of a payload
+  // may be on several threads. Encoding tells whether a value decodes to Inf or NaN.
   virtual bool encode_tile(const Tile& tile, const float* values) const = 0;
   virtual void decode_tile(const Tile& tile, float* values) const = 0;
   virtual void add_tile(const Tile& tile, float* total) const;  // total += decoded
@@ -49,16 +49,16 @@ class TileCodec : public CpuCodec {
   virtual void add_tile(const Tile& tile, double* total) const;
 
  protected:
-  // How much of the body's start is final once its first n values are encoded: the checksum takes
-  // it while it is in the cache.
+  // How much of the body's start is of its first n values alone: the checksum takes it while it is
+  // in the cache.
   virtual std::size_t settled_bytes(std::size_t, DType) const { return 0; }
 
   std::size_t expected_bytes(const PayloadHeader& header, Bytes) const final {
     return body_bytes(header.count, DType{header.dtype});
   }
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<float>& consume) const final;
-  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<double>& consume) const final;
 
  private:
@@ -69,13 +69,13 @@ class TileCodec : public CpuCodec {
   template <class Real>
   void decode_as(Bytes payload, std::uint64_t seed, Values out) const;
   template <class Real, class Arrive, class Use>
-  void reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
-                 DType dtype, Real* values, Arrive arrive, Use use) const;
+  void reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                 const Pieces& pieces, DType dtype, Real* values, Arrive arrive, Use use) const;
   template <class Real>
   void reduce_into(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                    Values out) const;
   template <class Real>
-  void sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers, std::size_t count,
+  void sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
               DType dtype, const Consume<Real>& consume) const;
 };
 
