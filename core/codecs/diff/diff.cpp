@@ -142,8 +142,9 @@ bool Diff::encode_as(const Tile& tile, const Real* values) const {
   if (tile.first == 0) {
     const Front front{tile.position, prediction_.number};
     std::memcpy(tile.body, &front, sizeof front);
-    std::fill(tile.body + kFront, tile.body + inner_begin(tile.count), std::byte{0});
   }
+  if (tile.first + tile.n == tile.count)  // others write their factors meanwhile
+    std::fill(factor_of(tile) + 1, tile.body + inner_begin(tile.count), std::byte{0});
   alignas(64) Real prediction[kCell], rest[kCell];
   std::int8_t code = 0;
   if (predict(tile.position, tile.n, prediction)) code = choose(values, prediction, tile.n, rest);
