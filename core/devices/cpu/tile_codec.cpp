@@ -8,6 +8,7 @@
 
 #include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
+#include "devices/cpu/noise.h"
 
 namespace cccl {
 namespace {
@@ -165,19 +166,28 @@ void TileCodec::decode(Bytes payload, Values out, Queue&) const {
 
 // use(first, n, total) gets the finished mean of one tile after the other. Sums are made in
 // `values` where that is not null. About to decode a tile, it calls arrive(payload's index, values
-// decoded after it).
+// decoded after it). `noise`, if there is one, looks at what is decoded.
 template <class Real, class Arrive, class Use>
 void TileCodec::reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                          std::size_t count, DType dtype, Real* values, Arrive arrive,
-                          Use use) const {
-  Real tile[kTile];
+                          std::size_t count, DType dtype, Real* values, Arrive arrive, Use use,
+                          NoiseSample* noise) const {
+  Real tile[kTile], term[kTile];
   for (std::size_t first = 0; first < count; first += kTile) {
     const std::size_t n = std::min(kTile, count - first);
     Real* const total = values ? values + first : tile;
+    const bool measured = noise && NoiseSample::begins_at(first);
     for (std::size_t i = 0; i < args.payloads.size(); ++i) {
       const Tile place{body_of(args.payloads[i]), dtype, count, first, n, 0, headers[i].seed};
       arrive(i, first + n);
-      i == 0 ? decode_tile(place, total) : add_tile(place, total);
+      if (i == 0) {
+        decode_tile(place, total);
+      } else if (measured) {
+        decode_tile(place, term);
+        add(term, n, total);
+      } else {
+        add_tile(place, total);
+      }
+      if (measured) noise->take(i, n, i == 0 ? total : term);
     }
     finish_sum(dtype, args.divisor, total, n);
     use(first, n, total);
@@ -206,14 +216,16 @@ void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
 // Takes checksums of the bodies as it reads them.
 template <class Real>
 void TileCodec::sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                       std::size_t count, DType dtype, const Consume<Real>& consume) const {
+                       std::size_t count, DType dtype, const Consume<Real>& consume,
+                       NoiseSample* noise) const {
   std::vector<RunningChecksum> arrived;
   for (std::size_t i = 0; i < headers.size(); ++i)
     arrived.emplace_back(args.payloads[i].subspan(sizeof headers[i], headers[i].body_bytes),
                          headers[i].flags & kHasChecksum);
   reduce_as<Real>(
       args, headers, count, dtype, nullptr,
-      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); }, consume);
+      [&](std::size_t i, std::size_t n) { arrived[i].take(settled_bytes(n, dtype)); }, consume,
+      noise);
   for (std::size_t i = 0; i < headers.size(); ++i) arrived[i].compare(headers[i]);
 }
 
@@ -225,6 +237,18 @@ void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> heade
 void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                     std::size_t count, DType dtype, const Consume<double>& consume) const {
   sum_as(args, headers, count, dtype, consume);
+}
+
+void TileCodec::sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                             std::size_t count, DType dtype, const Consume<float>& consume,
+                             NoiseSample& noise) const {
+  sum_as(args, headers, count, dtype, consume, &noise);
+}
+
+void TileCodec::sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                             std::size_t count, DType dtype, const Consume<double>& consume,
+                             NoiseSample& noise) const {
+  sum_as(args, headers, count, dtype, consume, &noise);
 }
 
 std::shared_ptr<const TileCodec> inner_of(const PayloadHeader& header, const CodecInfo& outer) {
