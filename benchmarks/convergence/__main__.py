@@ -44,7 +44,7 @@ def _survey(options: argparse.Namespace) -> int:
     ways = [PLAIN, *(way for way in options.variants if way != PLAIN)]
     settings = Settings(
         steps=options.steps, world=options.world, looks=options.looks,
-        bucket_bytes=options.bucket_kib << 10, device=options.device,
+        rate=options.rate, bucket_bytes=options.bucket_kib << 10, device=options.device,
         digits=None if options.digits is None else str(options.digits.resolve()),
         until=begun + limit if limit else float("inf"),
     )  # fmt: skip
@@ -91,6 +91,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--seeds", type=_positive, default=5, help="pairs of each variant (default: %(default)s)")
     add("--steps", type=_positive, default=Settings().steps, help="(default: %(default)s)")
     add("--world", type=_several, default=Settings().world, help="ranks (default: %(default)s)")
+    add("--rate", type=float, default=1.0, help="factor of the learning rate (default: 1)")
     add("--looks", type=_positive, default=Settings().looks, help="at the validation loss")
     add("--bucket-kib", type=_positive, default=Settings().bucket_bytes >> 10,
         help="of DDP's buckets (default: %(default)s)")  # fmt: skip

@@ -22,6 +22,7 @@ class Settings(NamedTuple):
 
     steps: int = 600
     world: int = 4
+    rate: float = 1.0  # factor of the learning rate
     looks: int = 6
     bucket_bytes: int = BUCKET
     device: str = "cpu"
@@ -85,7 +86,9 @@ def train(workload: str, way: str, seed: int, settings: Settings) -> dict[str, A
     for place in layout.places:
         place.parameter.grad = place.within(mean)
     reduce = mean_of(VARIANTS[way], layout, gradients.rows)
-    schedule = torch.optim.lr_scheduler.LambdaLR(task.optimizer, lambda step: rate_at(step, steps))
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        task.optimizer, lambda step: settings.rate * rate_at(step, steps)
+    )
     losses, norms = torch.zeros(2, steps, device=device)
     looks_at = {max(1, steps * look // settings.looks) for look in range(1, settings.looks + 1)}
     bits, looks = [], []
