@@ -21,7 +21,7 @@ sys.path.append(str(Path(__file__).parents[1]))
 from feedback import Ranks  # of the loopback transport
 
 _FLOAT32 = _arrays.dtype_named("float32").number
-_ALIGNED = 64  # bytes between payloads
+_ALIGNED = 64  # bytes between payloads, and between residuals
 _SEEDS = 0x9E3779B97F4A7C15  # as the core spreads them
 
 
@@ -51,12 +51,16 @@ def legs_of(config: cccl.Config, gradients: Tensor) -> Legs:
     return _OnDevice(config, gradients)
 
 
+def _aligned(bytes: int) -> int:
+    return -(-bytes // _ALIGNED) * _ALIGNED
+
+
 class _Residuals:
     """What codecs lost, of one sender or owner."""
 
     def __init__(self, config: cccl.Config, count: int, device: torch.device):
-        bytes = _core.residual_bytes(config.residual_type, count)
-        self._memory = torch.zeros(2, bytes, dtype=torch.uint8, device=device)
+        stride = _aligned(_core.residual_bytes(config.residual_type, count))
+        self._memory = torch.zeros(2, stride, dtype=torch.uint8, device=device)
         kept, following = (part.data_ptr() for part in self._memory)
         make = _core.Residual
         self._turns = [
@@ -80,7 +84,7 @@ class _OnDevice:
         if self._queue is not None:
             first, second = _core.codec_on_cuda(first), _core.codec_on_cuda(second)
         self._codecs = first, second
-        stride = -(-max(self._sizes) // _ALIGNED) * _ALIGNED
+        stride = _aligned(max(self._sizes))
         self._payloads = torch.zeros(world + 1, stride, dtype=torch.uint8, device=device)
         *self._sent, self._result = (payload.data_ptr() for payload in self._payloads)
         feedback = config.feedback
