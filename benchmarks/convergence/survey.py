@@ -86,6 +86,7 @@ def _records(jobs: list[Job], settings: Settings, processes: int) -> Iterator[di
         prepare()
         yield from (record for job in jobs if (record := attempt(job, settings)) is not None)
         return
+    os.environ.setdefault("CCCL_CODEC_THREADS", "1")  # the processes share the cores
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(processes, context, prepare) as pool:
         futures = [pool.submit(attempt, job, settings) for job in jobs]
