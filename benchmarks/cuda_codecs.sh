@@ -14,7 +14,8 @@ pytest() { (cd tests && python3 -m pytest -q -p no:cacheprovider ${PYTEST_ARGS:-
 
 sanitize() {  # sanitize TOOL: on a part of the suite, since it takes ten to a hundred times as long
   (cd tests && compute-sanitizer --tool "$1" --error-exitcode 9 --print-limit 20 \
-    python3 -m pytest -q -x -p no:cacheprovider conformance/test_cuda.py -k every_kernel)
+    python3 -m pytest -q -x -p no:cacheprovider conformance/test_cuda.py \
+    conformance/test_diff_cuda.py -k every_kernel)
 }
 
 bench() { python3 -m cccl bench codec --device cuda --json "$@"; }

@@ -13,7 +13,8 @@ of plain training with the same seed: the mean over seeds, and half of its 90 % 
 `predict`: the square error of means over their square, in the first and the last quarter of a run.
 `cost`: milliseconds that each of two ranks takes to encode 16 MiB of float32 (the fastest of 30
 times), and how much more with feedback, by the type of the residuals. On a CUDA device the codecs
-alone, on 512 MiB, which are in no cache. docs/feedback.md has the tables.
+alone, on 512 MiB, which are in no cache; and what diff costs there beside its inner codec.
+docs/feedback.md has the tables.
 """
 
 from __future__ import annotations
@@ -188,7 +189,8 @@ def cost(args: argparse.Namespace) -> None:
     """Prints a table of encode times."""
     print("\n| | encode, ms | " + " | ".join(TYPES) + " |\n" + "|---" * (len(TYPES) + 2) + "|")
     if args.device == "cuda":
-        return cost_on_cuda(args.repeats)
+        cost_on_cuda(args.repeats)
+        return cost_of_predicting(args.repeats)
     values = torch.randn(COST_VALUES, generator=torch.Generator().manual_seed(0))
     for name, codec in COST_CODECS.items():
         times = []
@@ -239,6 +241,32 @@ def cost_on_cuda(repeats: int) -> None:
 
             times.append(timer.seconds(correct, len(source)))
         print_cost(name, times)
+
+
+def cost_of_predicting(repeats: int) -> None:
+    """Milliseconds for values that the prediction says most of. A mean is of 4 payloads."""
+    timer, count, dtype = Timer(repeats), COST_VALUES_ON_CUDA, _arrays.dtype_named("float32")
+    values = torch.randn(count, device="cuda")
+    known, out = 0.9 * values + 0.1 * torch.randn_like(values), torch.empty_like(values)
+    shape, queue = (count, dtype.number), timer.queue
+    print("\n| | encode | decode | mean |\n|---|---|---|---|")
+    for name in PREDICTED:
+        codec = _core.codec_on_cuda(cccl.Config(compression_type=name).codecs[0])
+        if codec.predicts:
+            codec = codec.with_prediction(known.data_ptr(), *shape, 1)
+        size = codec.max_encoded_bytes(*shape)
+        payload = torch.empty(size, dtype=torch.uint8, device="cuda")
+        at = payload.data_ptr()
+        calls = (
+            lambda _, c=codec, at=at, size=size: c.encode(
+                values.data_ptr(), *shape, at, size, 0, 0, True, queue),
+            lambda _, c=codec, at=at, size=size: c.decode(
+                at, size, out.data_ptr(), *shape, queue),
+            lambda _, c=codec, at=at, size=size: c.reduce(
+                [at] * 4, size, 4.0, out.data_ptr(), *shape, queue),
+        )  # fmt: skip
+        times = [f"{1e3 * timer.seconds(call, 1):.2f}" for call in calls]
+        print(f"| {name} | {' | '.join(times)} |", flush=True)
 
 
 def compare(args: argparse.Namespace) -> None:

@@ -147,6 +147,14 @@ nb::dict describe(const nb::ndarray<nb::ro>& array) {
   return fields;
 }
 
+// With a prediction in the caller's memory, where the codec works.
+std::shared_ptr<Codec> with_prediction(const Codec& codec, std::uintptr_t address,
+                                       std::size_t count, std::uint8_t dtype,
+                                       std::uint64_t number) {
+  return std::const_pointer_cast<Codec>(
+      codec.with_prediction({values_at(address, count, dtype), number}));
+}
+
 }  // namespace
 
 void register_codec(nb::module_& module) {
@@ -168,6 +176,7 @@ void register_codec(nb::module_& module) {
            })
       .def("error_bound", error_bound)
       .def("error_sums", error_sums, "values"_a, "count"_a, "dtype"_a)
+      .def("with_prediction", with_prediction, "values"_a, "count"_a, "dtype"_a, "number"_a)
       .def("encode", encode, "values"_a, "count"_a, "dtype"_a, "out"_a, "out_bytes"_a, "position"_a,
            "seed"_a, "checksum"_a, queue, no_gil)
       .def("decode", decode, "payload"_a, "bytes"_a, "out"_a, "count"_a, "dtype"_a, queue, no_gil)

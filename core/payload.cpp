@@ -37,6 +37,14 @@ void check_body(const PayloadHeader& header, std::uint64_t found) {
     throw CorruptPayloadError("payload body is damaged: its checksum does not match");
 }
 
+CorruptPayloadError error_of(const OtherPrediction& found) {
+  return CorruptPayloadError(
+      "a diff payload goes by prediction number " + std::to_string(found.number) +
+      " of the values from " + std::to_string(found.position) + " on, and here is number " +
+      std::to_string(found.own_number) + " of " + std::to_string(found.own_count) +
+      " values: reset state on all ranks or on none");
+}
+
 PayloadHeader open_header(Bytes head, std::size_t bytes) {
   PayloadHeader header;
   if (head.size() < sizeof header || bytes < sizeof header)

@@ -129,7 +129,8 @@ class Platform {
 
   // Of residuals on a device. swap(): changes each Residual::swapped, unless `spoiled` says that
   // the step was not sound. spoil(): says so if `flag` is raised when the queue comes to it, or its
-  // work has found damage or values that are not finite; no flag: always.
+  // work has found damage or values that are not finite; no flag: always. No `spoiled`: nobody
+  // asks.
   virtual void swap(std::span<std::uint32_t* const>, const std::uint32_t*, Queue&) const {}
   virtual void spoil(std::uint32_t*, const Flag&, Queue&) const {}
 

@@ -68,4 +68,11 @@ PayloadHeader open_payload(Bytes payload, bool with_checksum = true);
 // Throws CorruptPayloadError if the header has a checksum other than `found`.
 void check_body(const PayloadHeader& header, std::uint64_t found);
 
+// That a payload goes by a prediction which is not its reader's.
+struct OtherPrediction {
+  std::uint64_t number, position;  // of the payload's prediction, and of the payload's first value
+  std::uint64_t own_number, own_count;
+};
+CorruptPayloadError error_of(const OtherPrediction& found);
+
 }  // namespace cccl

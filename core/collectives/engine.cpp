@@ -316,6 +316,11 @@ void Engine::perform(Launched& launched) {
     throw CaptureError(
         "error feedback cannot be captured into a CUDA graph: which residual is the last one's "
         "changes from step to step. Capture it with error_feedback 'none'.");
+  if (launched.captured && predicts(call))
+    throw CaptureError(
+        "codec " + codecs_of(call) +
+        " cannot be captured into a CUDA graph: which mean it predicts by changes from step to "
+        "step. Capture it with its inner codec.");
   launched.timed =
       !launched.captured && (on_host || sequence < kTimedFirst || sequence % kTimedOneIn == 0);
   std::uint64_t digest = 0;
@@ -356,7 +361,7 @@ void Engine::perform(Launched& launched) {
       if (feedback.sender) job.sender = state.sender.view(feedback.decay, state.spoiled);
       if (feedback.owner) job.owner = state.owner.view(feedback.decay, state.spoiled);
       if (predicts(call)) {
-        const auto known = call.store->predict(*launched.state, call.out, number_);
+        const auto known = call.store->predict(*launched.state, call.out, number_, queue);
         const auto informed = [&](const auto& codec) {
           return codec->info().predicts ? codec->with_prediction(known) : codec;
         };

@@ -167,7 +167,8 @@ void StateStore::settle_on_device(std::span<TensorState* const> states, std::uin
   for (const auto& [_, end] : home_->ends) queue.wait(*end);
   home_->ends.clear();
   home_->platform->swap(swapped, spoiled, queue);
-  if (last) home_->platform->clear({reinterpret_cast<std::byte*>(spoiled), sizeof *spoiled}, queue);
+  if (spoiled && last)
+    home_->platform->clear({reinterpret_cast<std::byte*>(spoiled), sizeof *spoiled}, queue);
 }
 
 // Before a step that uses the tensor, or what it kept, elsewhere.
@@ -213,8 +214,10 @@ std::shared_ptr<TensorState> StateStore::use(const std::string& key, const Layou
   state->used = true;
   if (!home_->on_device()) return state;
   const auto& memory = state->sender.empty() ? state->owner : state->sender;
-  state->spoiled =
-      step == 0 ? memory.words() + 1 : reinterpret_cast<std::uint32_t*>(home_->spoiled.get());
+  if (step != 0)
+    state->spoiled = reinterpret_cast<std::uint32_t*>(home_->spoiled.get());
+  else
+    state->spoiled = memory.empty() ? nullptr : memory.words() + 1;
   queue.wait(*home_->queue->record());
   return state;
 }
@@ -272,15 +275,18 @@ void StateStore::put(const std::shared_ptr<TensorState>& state) {
   }
 }
 
-Prediction StateStore::predict(TensorState& state, ConstValues like, std::uint64_t engine) {
+Prediction StateStore::predict(TensorState& state, ConstValues like, std::uint64_t engine,
+                               Queue& queue) {
   const std::lock_guard lock(mutex_);
   auto& known = state.prediction;
   if (known.engine != engine || known.values.count != like.count ||
       known.values.dtype != like.dtype) {
     known = {};
+    known.home = home_;
     known.memory = home_->allocator->allocate(std::max<std::size_t>(like.bytes(), 1));
     known.values = {known.memory.get(), like.count, like.dtype};
     known.engine = engine;
+    if (home_->on_device()) queue.wait(*home_->queue->record());
     count_bytes();
   }
   return {known.values, known.number++};

@@ -91,6 +91,7 @@ class ResidualMemory {
 
 // The last mean. It holds for one engine: another one's ranks may have seen other means.
 struct PredictionMemory {
+  std::shared_ptr<Home> home;  // whose queue `memory` is given back in
   std::shared_ptr<std::byte> memory;
   Values values;
   std::uint64_t number = 0;  // of means that it has seen
@@ -106,7 +107,7 @@ struct TensorState {
   PredictionMemory prediction;
   std::size_t pieces = 0;            // that no other tensor has taken over
   bool used = false, sound = false;  // in the step under way
-  std::uint32_t* spoiled = nullptr;  // on a device, where its work says so
+  std::uint32_t* spoiled = nullptr;  // on a device, where its work says so; none: nobody asks
 };
 
 // A tensor's state as it is saved. Empty bytes: none.
@@ -142,9 +143,9 @@ class StateStore {
                                    const std::shared_ptr<const Platform>& platform, Queue& queue);
   void launched(const Queue& queue, std::shared_ptr<Event> end);
 
-  // What is known of values like these before a collective of that engine, which then is to write
-  // its result there. All ranks of the engine get the same.
-  Prediction predict(TensorState& state, ConstValues like, std::uint64_t engine);
+  // What is known of values like these before a collective of that engine in `queue`, which then is
+  // to write its result there. All ranks of the engine get the same.
+  Prediction predict(TensorState& state, ConstValues like, std::uint64_t engine, Queue& queue);
   void succeeded(TensorState& state);
 
   void reset();

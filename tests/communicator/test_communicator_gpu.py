@@ -262,8 +262,6 @@ def _refused(folder):
             (cccl.UnsupportedError, lambda: comm.all_reduce(ones.T), "cupy.ascontiguousarray"),
             (cccl.UnsupportedError, lambda: comm.all_reduce(ones, ones.get()), "same device"),
             (cccl.UnsupportedError, lambda: comm.all_reduce(ones, ones.astype("f8")), "the same"),
-            (cccl.UnsupportedError, lambda: comm.all_reduce(ones, config=settings("diff")),
-             "runs on CPUs only"),
         ):  # fmt: skip
             with pytest.raises(error, match=said):
                 call()

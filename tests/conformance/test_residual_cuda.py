@@ -19,7 +19,7 @@ pytestmark = pytest.mark.skipif(
 )
 TYPES = ("float32", "bfloat16", "block_float8")
 ON_CUDA = [case.on("cpu") for case in LOSSY if case.device == "cuda"]
-ON_BOTH = ON_CUDA or [case for case in LOSSY if case.name != "diff"]
+ON_BOTH = ON_CUDA or LOSSY
 each_codec = pytest.mark.parametrize("case", ON_BOTH, ids=str)
 each_dtype = pytest.mark.parametrize("dtype", FLOATS)
 each_type = pytest.mark.parametrize("type", TYPES)

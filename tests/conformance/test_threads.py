@@ -62,6 +62,20 @@ def test_threads_change_no_byte(case, dtype):
     assert found[0] == found[1]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+def test_threads_change_no_factor_of_diff(dtype):
+    rng, number = np.random.default_rng(5), DTYPES[dtype][0]
+    known = rng.standard_normal(COUNT).astype(dtype)
+    raw = (0.9 * known + 0.1 * rng.standard_normal(COUNT)).astype(dtype)
+    core = _core.make_codec("diff", {}).with_prediction(known.ctypes.data, COUNT, number, 1)
+    _core.set_codec_threads(1)
+    payload = encode(core, raw, dtype)
+    assert np.all(np.frombuffer(payload, np.int8, COUNT // 2048, 64 + 16) != 0)
+    _core.set_codec_threads(THREADS)
+    for _ in range(20):
+        assert encode(core, raw, dtype) == payload
+
+
 @each_codec_and_dtype
 def test_threads_change_no_error(case, dtype):
     """Of a payload that is damaged in two places, the later one too."""

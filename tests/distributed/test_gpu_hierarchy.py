@@ -166,17 +166,28 @@ def test_error_feedback_has_the_bits_of_the_cpu(gpu_ranks, hosts):
     assert_equal(gpu_ranks(4)(_feedback, hosts))
 
 
-def _refused():
-    tensor = torch.ones(5000, device="cuda")
-    with pytest.raises(cccl.UnsupportedError):
-        cccl.torch.all_reduce(tensor, config=settings(codec="diff"))
-    tensor = torch.ones(5000, device="cuda")
-    cccl.torch.all_reduce(tensor, config=settings())
-    return digest(tensor)
+def _predicted(hosts):
+    """By the mean of what goes between hosts, on both devices."""
+    config, digests = settings(hosts, "diff(block_float4)"), []
+    for device in ("cpu", "cuda"):
+        group, found = dist.new_group(), []
+        for step in range(4):
+            whole = gradient(7, 65_537, torch.float32)
+            tensor = (whole + 0.1 * gradient(dist.get_rank(), 65_537, torch.float32, seed=step)).to(
+                device
+            )
+            cccl.torch.all_reduce(tensor, group=group, config=config, label="w")
+            found.append(digest(tensor))
+        digests.append((found, cccl.torch.state_of(group).nbytes))
+    assert digests[0] == digests[1]
+    return digests[0]
 
 
-def test_what_has_no_cuda_code_is_refused_and_the_group_goes_on(gpu_ranks):
-    assert_equal(gpu_ranks(4)(_refused))
+@each_grouping
+def test_diff_has_the_bits_of_the_cpu(gpu_ranks, hosts):
+    found = gpu_ranks(4)(_predicted, hosts)
+    assert_equal([digests for digests, _ in found])
+    assert any(nbytes for _, nbytes in found)
 
 
 def _disagree():

@@ -202,12 +202,6 @@ def test_pieces_know_their_position(case):
     assert np.concatenate(pieces).tobytes() == whole.tobytes()
 
 
-@pytest.mark.skipif(not _core.cuda_built(), reason="a build without CUDA has another message")
-def test_what_runs_on_cpus_only_says_so_when_asked_for_a_device():
-    with pytest.raises(cccl.UnsupportedError, match=r"diff.*runs on CPUs only"):
-        _core.codec_on_cuda(_core.make_codec("diff", {}))
-
-
 class TestTorch:
     """Tensors through DLPack: in, out, and back as tensors."""
 

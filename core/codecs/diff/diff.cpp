@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "codecs/diff/diff.h"
 #include "devices/cpu/convert.h"
 #include "devices/cpu/isa.h"
 #include "devices/cpu/tile_codec.h"
@@ -17,12 +18,9 @@
 namespace cccl {
 namespace {
 
-constexpr std::size_t kCell = kTile;  // values that share a factor
-constexpr std::size_t kBlock = 128;   // whose largest values tell whether a prediction helps
-constexpr std::size_t kFront = 16;    // bytes in front of the factors
-constexpr std::size_t kAligned = 16;  // what the inner body begins at a multiple of
-constexpr int kUnit = 64;             // the factor 1
-constexpr std::size_t kLanes = 16;
+using namespace diff;
+
+static_assert(kCell == kTile);
 
 template <class Real>
 struct RealKernels {
@@ -50,13 +48,6 @@ const RealKernels<Real>& kernels() {
     return pick(all).of_double;
 }
 
-// What the first bytes of a body say.
-struct Front {
-  std::uint64_t position = 0;  // of the first value in the tensor
-  std::uint64_t number = 0;    // of the prediction; 0: none
-};
-static_assert(sizeof(Front) == kFront);
-
 class Diff final : public TileCodec {
  public:
   Diff(const CodecInfo& info, std::shared_ptr<const TileCodec> inner, Prediction prediction = {})
@@ -69,9 +60,10 @@ class Diff final : public TileCodec {
   std::shared_ptr<const Codec> with_prediction(const Prediction& prediction) const override {
     return std::make_shared<Diff>(info(), inner_, prediction);
   }
+  std::shared_ptr<const Codec> inner() const { return inner_; }
 
   std::size_t body_bytes(std::size_t n, DType dtype) const override {
-    return n == 0 ? 0 : inner_begin(n) + inner_->body_bytes(n, dtype);
+    return inner_begin(n) + inner_->body_bytes(n, dtype);
   }
   void write_params(std::uint8_t (&params)[4]) const override {
     inner_->write_params(params);
@@ -89,10 +81,6 @@ class Diff final : public TileCodec {
   void decode_tile(const Tile& tile, double* values) const override { decode_as(tile, values); }
 
  private:
-  static std::size_t inner_begin(std::size_t n) {
-    const std::size_t cells = (n + kCell - 1) / kCell;
-    return kFront + (cells + kAligned - 1) / kAligned * kAligned;
-  }
   static std::byte* factor_of(const Tile& tile) { return tile.body + kFront + tile.first / kCell; }
   static Tile inner_tile(const Tile& tile) {
     auto inner = tile;
@@ -135,7 +123,8 @@ std::int8_t Diff::choose(const Real* values, const Real* prediction, std::size_t
   const Real squares = use.product(prediction, prediction, n);
   const Real wanted = kUnit * (use.product(values, prediction, n) / squares);
   if (!(squares > 0 && std::abs(wanted) <= std::numeric_limits<Real>::max())) return 0;
-  const auto code = static_cast<std::int8_t>(std::nearbyint(std::clamp<Real>(wanted, -127, 127)));
+  const auto code =
+      static_cast<std::int8_t>(std::nearbyint(std::clamp<Real>(wanted, -kMostFactor, kMostFactor)));
   if (code == 0) return 0;
   use.subtract(values, prediction, factor<Real>(code), n, rest);
   Real with = 0, without = 0;
@@ -153,8 +142,9 @@ bool Diff::encode_as(const Tile& tile, const Real* values) const {
   if (tile.first == 0) {
     const Front front{tile.position, prediction_.number};
     std::memcpy(tile.body, &front, sizeof front);
-    std::fill(tile.body + kFront, tile.body + inner_begin(tile.count), std::byte{0});
   }
+  if (tile.first + tile.n == tile.count)  // others write their factors meanwhile
+    std::fill(factor_of(tile) + 1, tile.body + inner_begin(tile.count), std::byte{0});
   alignas(64) Real prediction[kCell], rest[kCell];
   std::int8_t code = 0;
   if (predict(tile.position, tile.n, prediction)) code = choose(values, prediction, tile.n, rest);
@@ -172,11 +162,8 @@ void Diff::decode_as(const Tile& tile, Real* values) const {
   alignas(64) Real prediction[kCell];
   if (front.number != prediction_.number ||
       !predict(front.position + tile.first, tile.n, prediction))
-    throw CorruptPayloadError(
-        "a diff payload goes by prediction number " + std::to_string(front.number) +
-        " of the values from " + std::to_string(front.position) + " on, and here is number " +
-        std::to_string(prediction_.number) + " of " + std::to_string(prediction_.values.count) +
-        " values: reset state on all ranks or on none");
+    throw error_of(OtherPrediction{front.number, front.position, prediction_.number,
+                                   prediction_.values.count});
   kernels<Real>().add_back(prediction, factor<Real>(code), tile.n, values);
 }
 
@@ -229,5 +216,9 @@ const CodecEntry kEntries[] = {{{12, "diff", {}, false, true, true}, make, reope
 }  // namespace
 
 std::span<const CodecEntry> diff_codecs() { return kEntries; }
+
+std::shared_ptr<const Codec> diff::inner_of(const Codec& codec) {
+  return dynamic_cast<const Diff&>(codec).inner();
+}
 
 }  // namespace cccl

@@ -1,10 +1,10 @@
 // In sixteen sums, so that every instruction set adds in the same order.
 template <class Real>
 Real product(const Real* a, const Real* b, std::size_t n) {
-  Real sums[kLanes] = {};
+  Real sums[kSums] = {};
   std::size_t i = 0;
-  for (; i + kLanes <= n; i += kLanes)
-    for (std::size_t lane = 0; lane < kLanes; ++lane) sums[lane] += a[i + lane] * b[i + lane];
+  for (; i + kSums <= n; i += kSums)
+    for (std::size_t lane = 0; lane < kSums; ++lane) sums[lane] += a[i + lane] * b[i + lane];
   for (std::size_t lane = 0; i + lane < n; ++lane) sums[lane] += a[i + lane] * b[i + lane];
   Real total = 0;
   for (const Real sum : sums) total += sum;

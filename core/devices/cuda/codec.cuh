@@ -117,6 +117,13 @@ class CudaCodec : public Codec {
   virtual Values decode_unrounded(Bytes, void*, ConstValues, const CudaQueue&) const {
     throw Error("a codec that loses nothing leaves no residual");
   }
+  // The same of several payloads, `stride` bytes from one's values to the next one's.
+  virtual void decode_all_unrounded(std::span<const Bytes> payloads, std::byte* memory,
+                                    std::size_t stride, ConstValues like,
+                                    const CudaQueue& on) const {
+    for (std::size_t i = 0; i < payloads.size(); ++i)
+      decode_unrounded(payloads[i], memory + i * stride, like, on);
+  }
 
   // Cells of this codec within another's payload: the length of their bodies, and what writes them
   // and completes the payload, or reads them. Throw UnsupportedError where there is no code for it.

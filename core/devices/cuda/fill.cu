@@ -15,12 +15,33 @@ __global__ void fill_kernel(unsigned char* out, std::size_t bytes, std::uint64_t
   __shared__ bool wanted;
   if (threadIdx.x == 0) {
     wanted = !flag || *flag != 0;
-    for (int i = 0; i < kMostParts; ++i) wanted |= report[i].damaged != 0;
+    for (int i = 0; i < kMostParts; ++i)
+      wanted |= (report[i].damaged | report[i].predicts_otherwise) != 0;
   }
   __syncthreads();
   if (!wanted) return;
   for (std::size_t i = threadIdx.x; i < bytes; i += kThreads)
     out[i] = static_cast<unsigned char>(pattern >> 8 * (i % size));
+}
+
+constexpr int kCopyThreads = 256, kMostBlocks = 1024;
+
+template <class Word>
+__global__ void __launch_bounds__(kCopyThreads)
+    copy_finite_kernel(const Word* from, Word* to, std::size_t count, Word infinity) {
+  const std::size_t stride = std::size_t{gridDim.x} * kCopyThreads;
+#pragma unroll 4
+  for (std::size_t i = std::size_t{blockIdx.x} * kCopyThreads + threadIdx.x; i < count; i += stride)
+    to[i] = (from[i] & infinity) == infinity ? Word{0} : from[i];
+}
+
+template <class Word>
+void copy_finite(ConstValues from, Values to, Word infinity, cudaStream_t stream) {
+  const std::size_t blocks = (to.count + kCopyThreads - 1) / kCopyThreads;
+  const auto grid = static_cast<unsigned int>(std::min<std::size_t>(blocks, kMostBlocks));
+  copy_finite_kernel<Word><<<grid, kCopyThreads, 0, stream>>>(
+      static_cast<const Word*>(from.data), static_cast<Word*>(to.data), to.count, infinity);
+  check(cudaGetLastError(), "a kernel launch");
 }
 
 __global__ void count_kernel(std::uint64_t* counter) { ++*counter; }
@@ -52,6 +73,20 @@ void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report
                                           nan_of(out.dtype), static_cast<int>(size_of(out.dtype)),
                                           flag, report);
   check(cudaGetLastError(), "a kernel launch");
+}
+
+void launch_copy_finite(ConstValues from, Values to, cudaStream_t stream) {
+  if (to.count == 0) return;
+  if (reinterpret_cast<std::uintptr_t>(from.data) % size_of(from.dtype) != 0) {
+    CCCLIB_CUDA(cudaMemcpyAsync, to.data, from.data, to.bytes(), cudaMemcpyDeviceToDevice, stream);
+    from = to;
+  }
+  switch (from.dtype) {
+    case DType::kFloat16: return copy_finite<std::uint16_t>(from, to, 0x7C00, stream);
+    case DType::kBFloat16: return copy_finite<std::uint16_t>(from, to, 0x7F80, stream);
+    case DType::kFloat64: return copy_finite<std::uint64_t>(from, to, 0x7FF0ull << 48, stream);
+    default: return copy_finite<std::uint32_t>(from, to, 0x7F800000u, stream);
+  }
 }
 
 void launch_count(std::uint64_t* counter, cudaStream_t stream) {

@@ -17,6 +17,9 @@ namespace cccl::cuda {
 void launch_fill_nan(Values out, const std::uint32_t* flag, const Report* report,
                      cudaStream_t stream);
 
+// Copies values of a floating-point type to others at an aligned address, with 0 for Inf and NaN.
+void launch_copy_finite(ConstValues from, Values to, cudaStream_t stream);
+
 // Copies the 64-bit number at each place, aligned to its size, to host memory.
 inline constexpr int kMostNumbers = 128;
 void launch_read(std::span<const std::byte* const> places, std::uint64_t* to, cudaStream_t stream);

@@ -118,8 +118,9 @@ class CudaPlatform final : public Platform {
                     on.stream());
   }
 
-  void copy_finite(ConstValues, Values, Queue&) const override {
-    throw UnsupportedError("predictions are kept on CPUs only");
+  void copy_finite(ConstValues from, Values to, Queue& queue) const override {
+    DeviceGuard guard(device_);
+    launch_copy_finite(from, to, cuda_queue(queue).stream());
   }
   void read(const std::byte* from, MutableBytes to, Queue& queue) const override {
     copy_to_host(from, to, queue);
@@ -138,6 +139,7 @@ class CudaPlatform final : public Platform {
     launch_swap(swapped, spoiled, cuda_queue(queue).stream());
   }
   void spoil(std::uint32_t* spoiled, const Flag& flag, Queue& queue) const override {
+    if (!spoiled) return;
     DeviceGuard guard(device_);
     const auto& on = cuda_queue(queue);
     launch_spoil(spoiled, reinterpret_cast<const std::uint32_t*>(flag.get()), on.report(),

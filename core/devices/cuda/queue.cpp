@@ -18,8 +18,10 @@ namespace {
 // Of the first part with damage, and of the first rank with a non-finite value.
 Findings read_findings(const Report* reports) {
   unsigned int damaged = 0, source = 0;
+  const OtherPrediction* prediction = nullptr;
   for (const auto& part : std::span(reports, kMostParts)) {
     if (!damaged) damaged = part.damaged;
+    if (part.predicts_otherwise) prediction = &part.prediction;
     if (part.non_finite && (!source || part.non_finite < source)) source = part.non_finite;
   }
   Findings found;
@@ -31,6 +33,8 @@ Findings read_findings(const Report* reports) {
         "payload " + std::to_string(damaged - 1) +
         " of those read on a CUDA device is damaged, or of another codec, dtype or count than "
         "expected"));
+  else if (prediction)
+    found.damage = std::make_exception_ptr(error_of(*prediction));
   found.non_finite = source != 0;
   if (source && source != kUnknownSource) found.origin = static_cast<int>(source) - 1;
   return found;
@@ -39,7 +43,8 @@ Findings read_findings(const Report* reports) {
 void raise_if_damaged(Report* reports) {
   const auto found = read_findings(reports);
   if (!found.damage) return;
-  for (auto& part : std::span(reports, kMostParts)) part.damaged = 0;  // it is told once
+  for (auto& part : std::span(reports, kMostParts))  // it is told once
+    part.damaged = part.predicts_otherwise = 0;
   std::rethrow_exception(found.damage);
 }
 

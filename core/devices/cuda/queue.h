@@ -7,6 +7,7 @@
 #include <mutex>
 
 #include "api/device.h"
+#include "api/payload.h"
 
 namespace cccl::cuda {
 
@@ -25,6 +26,8 @@ struct Workspace {
 struct Report {
   unsigned int damaged;     // 0: none; else 1 + the number of a damaged payload, or kUnknownSource
   unsigned int non_finite;  // 0: none; else 1 + the rank that it came from, or kUnknownSource
+  unsigned int predicts_otherwise;  // 1: a payload goes by another prediction
+  OtherPrediction prediction;       // then: by which
 };
 inline constexpr unsigned int kUnknownSource = ~0u;
 

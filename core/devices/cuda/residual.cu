@@ -141,7 +141,8 @@ __global__ void swap_kernel(__grid_constant__ const Words words, int count,
 __global__ void spoil_kernel(std::uint32_t* spoiled, const volatile std::uint32_t* flag,
                              const volatile Report* report) {
   bool bad = !flag || *flag != 0;
-  for (int i = 0; i < kMostParts; ++i) bad |= report[i].damaged != 0 || report[i].non_finite != 0;
+  for (int i = 0; i < kMostParts; ++i)
+    bad |= (report[i].damaged | report[i].predicts_otherwise | report[i].non_finite) != 0;
   if (bad) *spoiled = 1;
 }
 

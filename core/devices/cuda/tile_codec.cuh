@@ -42,7 +42,8 @@ struct SumsOf<void> {
 };
 template <class Coder, class T>
 inline constexpr bool serves_sums =
-    (std::is_void_v<typename Coder::Values> && (!std::is_same_v<T, double> || kForDoubles<Coder>)) ||
+    (std::is_void_v<typename Coder::Values> &&
+     (!std::is_same_v<T, double> || kForDoubles<Coder>)) ||
     std::is_same_v<typename SumsOf<typename Coder::Values>::Type, T>;
 
 // Whether one kernel encodes with this encoder, and decodes again with that decoder.
@@ -116,21 +117,17 @@ class CudaTileCodec : public SummingCodec {
 
   Values decode_unrounded(Bytes payload, void* memory, ConstValues like,
                           const CudaQueue& on) const override {
-    const DType sums = like.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    const Values out{memory, like.count, sums};
-    Parts<DecodePart> parts{};
-    parts.parts[0] = {static_cast<std::byte*>(memory),
-                      {like.count, 0, all_aligned(payload.data(), memory)},
-                      payload.data(),
-                      sources_of({&payload, 1}, like.count, like.dtype).expected};
-    with_float_type(sums, [&]<class T>(T) {
-      kernels_.with_decoder(like.dtype, like.count, [&]<class Decoder>(Decoder decoder) {
-        if constexpr (std::is_void_v<typename Decoder::Values>)
-          launch(decode_kernel<Decoder, T>, on, tiles_of(like.count), 1, parts, decoder,
-                 on.workspace(), static_cast<Report*>(nullptr));
-      });
-    });
-    return out;
+    const DType sums = sums_of(like.dtype);
+    decode_all_unrounded({&payload, 1}, static_cast<std::byte*>(memory), 0, like, on);
+    return {memory, like.count, sums};
+  }
+
+  void decode_all_unrounded(std::span<const Bytes> payloads, std::byte* memory, std::size_t stride,
+                            ConstValues like, const CudaQueue& on) const override {
+    for (std::size_t i = 0; i < payloads.size(); i += kMostParts) {
+      const auto some = payloads.subspan(i, std::min<std::size_t>(kMostParts, payloads.size() - i));
+      decode_floats(some, memory + i * stride, stride, like, on);
+    }
   }
 
   BodySize body_size(DType dtype) const override {
@@ -186,6 +183,31 @@ class CudaTileCodec : public SummingCodec {
   }
 
  private:
+  static DType sums_of(DType dtype) {
+    return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  }
+
+  // By one launch; nobody is told of damage.
+  void decode_floats(std::span<const Bytes> payloads, std::byte* memory, std::size_t stride,
+                     ConstValues like, const CudaQueue& on) const {
+    Parts<DecodePart> parts{};
+    for (std::size_t i = 0; i < payloads.size(); ++i) {
+      const auto payload = payloads[i];
+      auto* const to = memory + i * stride;
+      parts.parts[i] = {to,
+                        {like.count, 0, all_aligned(payload.data(), to)},
+                        payload.data(),
+                        sources_of({&payload, 1}, like.count, like.dtype).expected};
+    }
+    with_float_type(sums_of(like.dtype), [&]<class T>(T) {
+      kernels_.with_decoder(like.dtype, like.count, [&]<class Decoder>(Decoder decoder) {
+        if constexpr (std::is_void_v<typename Decoder::Values>)
+          launch(decode_kernel<Decoder, T>, on, tiles_of(like.count), payloads.size(), parts,
+                 decoder, on.workspace(), static_cast<Report*>(nullptr));
+      });
+    });
+  }
+
   static constexpr bool kHasCells =
       requires(const Kernels& kernels) { kernels.body_size(DType::kFloat32); };
 
