@@ -77,7 +77,7 @@ def train(name: str, options: argparse.Namespace) -> dict[str, Any]:
             row[f"noise, {part}"] = round(statistics.median(one.noise or 0.0 for one in some), 2)
             row[f"bits, {part}"] = round(statistics.mean(one.bits for one in some), 2)
         if options.picture and dist.get_rank() == 0 and name == "share 0.1":
-            state.draw_history(options.picture)
+            history.draw(options.picture)
     return row
 
 

@@ -17,6 +17,7 @@ import numpy as np
 from ._arrays import dtype_named
 from ._by_parameter import Way
 from ._ways import bits_per_value, with_way
+from .errors import Error
 
 if TYPE_CHECKING:
     from ._config import Config
@@ -40,6 +41,19 @@ class Noise(NamedTuple):
     def relative(self) -> float:
         """The variance of the mean over its square."""
         return self.variance / self.ranks / self.square
+
+
+def noise_of(work: Any, ranks: int) -> Noise | None:
+    """What a work of the core measured, once its thread is done with it, which is after all that
+    waits for its result; None where it failed."""
+    try:
+        work.wait()
+    except Error:
+        return None
+    if (found := work.noise) is None:
+        return None
+    variance, square, zeros = found
+    return Noise(variance, square, zeros, ranks)
 
 
 class Sample(NamedTuple):

@@ -1,9 +1,10 @@
-"""A picture of what a budget chose, step by step. Knows no framework."""
+"""What a budget chose, step by step, and a picture of it. Knows no framework."""
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,20 @@ from ._timeline import matplotlib
 _MOST_NAMED = 16  # buckets that a legend has room for
 
 
-def draw(path: Path, history: Sequence[Chosen], steps: int) -> None:
+class History(list[Chosen]):
+    """Of all buckets, measurement by measurement, up to a step: the latest 65,536 choices."""
+
+    def __init__(self, chosen: Iterable[Chosen], steps: int):
+        super().__init__(chosen)
+        self._steps = steps
+
+    def draw(self, path: str | os.PathLike[str]) -> None:
+        """Writes a picture of the bits per value that each bucket takes over the steps: a PNG, PDF
+        or SVG, by the end of its name. Raises `UnsupportedError` without matplotlib."""
+        _draw(Path(path), self, self._steps)
+
+
+def _draw(path: Path, history: Sequence[Chosen], steps: int) -> None:
     """Of so many steps: the bits per value of each bucket and, where noise was measured, the
     squared error over that of the noise."""
     matplotlib().use("Agg")

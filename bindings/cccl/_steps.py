@@ -6,8 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ._budget import Budget, Chosen, Key, Sample
+from ._budget import Budget, Key, Sample
 from ._by_parameter import Way
+from ._history import History
 from ._spikes import Spikes
 
 if TYPE_CHECKING:
@@ -56,6 +57,6 @@ class Steps:
         return self._budget.known(key, way)
 
     @property
-    def history(self) -> list[Chosen]:
+    def history(self) -> History:
         """What a budget chose, measurement by measurement."""
-        return [*self._budget.history]
+        return History(self._budget.history, self.next)

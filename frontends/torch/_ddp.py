@@ -5,7 +5,6 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,10 +14,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
-from .._bucket_plan import Decision, Layouts, Plans
-from .._budget import Chosen, Key
+from .._bucket_plan import Decision, Layouts, Part, Plans, Together
+from .._budget import Key
 from .._config import Config, current_config
-from .._history import draw
+from .._history import History
 from .._names import Names
 from .._state import Memory
 from .._steps import Steps
@@ -94,14 +93,9 @@ class CompressionState:
         return self._plans.decisions(self._steps)
 
     @property
-    def history(self) -> list[Chosen]:
-        """What a budget chose for each bucket, measurement by measurement (the latest 65,536)."""
+    def history(self) -> History:
+        """What a budget chose for each bucket, measurement by measurement."""
         return self._steps.history
-
-    def draw_history(self, path: str | Path) -> None:
-        """Writes a picture of it over the steps: bits per value of each bucket. By its name's end
-        a PNG, PDF or SVG. Raises `UnsupportedError` without matplotlib."""
-        draw(Path(path), self.history, self.step)
 
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
@@ -122,10 +116,10 @@ class CompressionState:
         buffer, config = bucket.buffer(), self.settings().of("all_reduce")
         if config.ways is None:
             layout = self._layout(bucket) if config.remembers else None
-            return self.send(buffer, f"bucket {bucket.index()}", config, layout)
+            return self.send(buffer, Together(config, f"bucket {bucket.index()}", layout))
         group = resolve(self.group)
         if group is None or group.size() == 1:
-            return self.send(buffer, f"bucket {bucket.index()}", config, None)
+            return self.send(buffer, Together(config, f"bucket {bucket.index()}", None))
         key = bucket.index(), self.names.of(bucket.parameters()[0]), buffer.numel()
 
         def agree(fields: dict[str, str]) -> None:
@@ -139,8 +133,7 @@ class CompressionState:
         measured = key if noisy else None
         if len(plan.parts) == 1 and not plan.small:
             (part,) = plan.parts
-            of_part = measured if part is plan.free else None
-            future = self.send(buffer, part.label, part.config, part.layout, of_part)
+            future = self.send(buffer, part, measured if part is plan.free else None)
         else:
             future = self._parts.send(self, plan, buffer, measured)
         if bucket.is_last():
@@ -157,19 +150,18 @@ class CompressionState:
         return self._layouts.of(bucket.index(), named)
 
     def send(
-        self, tensor: torch.Tensor, label: str, config: Config, layout: Any,
-        measured: Key | None = None,
-    ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
+        self, tensor: torch.Tensor, part: Part | Together, measured: Key | None = None
+    ) -> torch.futures.Future[torch.Tensor]:
         """Averages a bucket or a part of one, in place: compressed, or plain for a reason.
         `measured`: the bucket whose noise is to be that of this."""
-        call, reason = self._call_for(tensor, label, config)
+        call, reason = self._call_for(tensor, part.label, part.config)
         if not reason:
             if call.config.remembers:
-                call.memory = Memory(self.store, layout, self._steps.now + 1)
+                call.memory = Memory(self.store, part.layout, self._steps.now + 1)
             call.measures_noise = measured is not None
             future = self._submit(call)
             if measured is not None:
-                self._parts.measure(measured, self._works[-1], call.size)
+                self._parts.noisy[measured] = self._works[-1]._core, call.size
             return future
         plain = call.plainly(reason)
         if call.size == 1:

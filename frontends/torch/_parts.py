@@ -13,11 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from .._bucket_plan import Part, Plan, Together, Values, joined
-from .._budget import Key, Noise, Sample, pieces_of
-from ..errors import Error
+from .._budget import Key, Sample, noise_of, pieces_of
 from ._call import DTYPES_OF_TORCH
 from ._tensors import real
-from ._work import Work, is_capturing
+from ._work import is_capturing
 
 if TYPE_CHECKING:
     from ._ddp import CompressionState
@@ -62,7 +61,7 @@ class Parts:
         self._waiting: list[_Bucket] = []
         self._largest: list[_Seen] = []
         self._samples: dict[Key, tuple[int, _Seen]] = {}
-        self._noises: dict[Key, tuple[Work, int]] = {}  # what measures it, among how many ranks
+        self.noisy: dict[Key, tuple[Any, int]] = {}  # the core's work, among how many ranks
         self._plans: list[Plan] = []  # that `_together` is of
         self._together: dict[Kind, Together] = {}
 
@@ -72,12 +71,13 @@ class Parts:
         graph is captured, for which the host cannot wait."""
         self._waiting.clear()
         largest, samples, self._largest, self._samples = self._largest, self._samples, [], {}
-        noises, self._noises = self._noises, {}
+        noisy, self.noisy = self.noisy, {}
         seen = [*largest, *(sample for _, sample in samples.values())]
         if seen and is_capturing(seen[0].values):
             return [], {}
+        noises = {key: noise_of(*noisy[key]) for key in samples if key in noisy}
         return [one.on_host().item() for one in largest], {
-            key: Sample(total, one.on_host().numpy(), _noise_of(*noises.get(key, (None, 0))))
+            key: Sample(total, one.on_host().numpy(), noises.get(key))
             for key, (total, one) in samples.items()
         }
 
@@ -90,11 +90,6 @@ class Parts:
             return bucket
 
         return future.then(look)
-
-    def measure(self, key: Key, work: Work, ranks: int) -> None:
-        """Keeps a collective that measures noise: of a part of a bucket, of which values are kept
-        too."""
-        self._noises[key] = work, ranks
 
     def sample(self, future: Future, part: Part, key: Key) -> Future:
         """The same bucket, once some values of a part of it are kept."""
@@ -113,8 +108,7 @@ class Parts:
     def send(
         self, state: CompressionState, plan: Plan, buffer: torch.Tensor, measured: Key | None
     ) -> Future:
-        """Sends the stretches of a bucket. The future is done when all of it is back. `measured`:
-        the bucket, where the noise of its largest stretch without a rule is wanted."""
+        """Sends the stretches of a bucket. The future is done when all of it is back."""
         places = buffer.split(plan.counts)
         small: dict[Kind, list[torch.Tensor]] = {}
         for i in plan.small:
@@ -124,12 +118,9 @@ class Parts:
         if apart:
             torch._foreach_zero_(apart)
         futures = [
-            state.send(
-                buffer[part.begin : part.end], part.label, part.config, part.layout,
-                measured if part is plan.free else None,
-            )
-            for part in plan.parts
-        ]  # fmt: skip
+            state.send(buffer[p.begin : p.end], p, measured if p is plan.free else None)
+            for p in plan.parts
+        ]
         result: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         stream = torch.cuda.current_stream(buffer.device) if buffer.is_cuda else None
         bucket = _Bucket(plan, buffer, small, copies, futures, result, stream)
@@ -153,7 +144,7 @@ class Parts:
         for kind, together in self._together.items():
             copies = [b.copies[kind] for b in buckets if kind in b.copies]
             sent[kind] = torch.cat(copies) if len(copies) > 1 else copies[0]
-            futures.append(state.send(sent[kind], together.label, together.config, together.layout))
+            futures.append(state.send(sent[kind], together))
         first = dict.fromkeys(sent, 0)
         for bucket in buckets:
             results = {}
@@ -169,21 +160,6 @@ class Parts:
             for bucket in buckets
             for i in bucket.plan.small
         )
-
-
-def _noise_of(work: Work | None, ranks: int) -> Noise | None:
-    """As all ranks know it, once the collective's thread is done with it, which on a CPU too is
-    after its future; None where it failed, or went plain."""
-    try:
-        if work is None or not work._core.wait(None):
-            return None
-    except Error:
-        return None
-    found = work._core.noise
-    if found is None:
-        return None
-    variance, square, zeros = found
-    return Noise(variance, square, zeros, ranks)
 
 
 def values_of(buffer: torch.Tensor) -> Values:

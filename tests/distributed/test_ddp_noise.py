@@ -215,7 +215,7 @@ def _drawn(folder):
     for number in range(6):
         step(ddp, number, [1.0, 0.01])
     path = f"{folder}/{dist.get_rank()}.png"
-    state.draw_history(path)
+    state.history.draw(path)
     with open(path, "rb") as picture:
         return picture.read(4)
 

@@ -262,7 +262,7 @@ def test_the_history_is_drawn(tmp_path):
     assert all(one.error**2 <= 0.1 * one.noise**2 for one in history if one.way != WIDEST)
     for steps in (history, []):
         picture = tmp_path / "history.png"
-        _history.draw(picture, steps, 40)
+        _history.History(steps, 40).draw(picture)
         assert picture.read_bytes()[:4] == b"\x89PNG"
 
 
