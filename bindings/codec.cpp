@@ -81,7 +81,7 @@ std::size_t reduce_encode(const Codec& codec, const std::vector<std::uintptr_t>&
                           std::size_t bytes, double divisor, const Codec& second,
                           std::uintptr_t out, std::size_t out_bytes, std::size_t count,
                           std::uint8_t dtype, std::uint64_t position, std::uint64_t seed,
-                          Queue* queue) {
+                          Queue* queue, bool measures) {
   std::vector<Bytes> sources;
   for (const auto payload : payloads) sources.push_back(bytes_at(payload, bytes));
   EncodeArgs args;
@@ -89,7 +89,7 @@ std::size_t reduce_encode(const Codec& codec, const std::vector<std::uintptr_t>&
   args.position = position;
   args.seed = seed;
   args.out = {reinterpret_cast<std::byte*>(out), out_bytes};
-  return codec.reduce_encode({sources, divisor}, second, args, QueueOr(queue));
+  return codec.reduce_encode({sources, divisor, measures}, second, args, QueueOr(queue));
 }
 
 std::vector<double> error_bound(const Codec& codec, std::uintptr_t in, std::size_t count,
@@ -183,7 +183,8 @@ void register_codec(nb::module_& module) {
       .def("reduce", reduce, "payloads"_a, "bytes"_a, "divisor"_a, "out"_a, "count"_a, "dtype"_a,
            queue, no_gil)
       .def("reduce_encode", reduce_encode, "payloads"_a, "bytes"_a, "divisor"_a, "second"_a,
-           "out"_a, "out_bytes"_a, "count"_a, "dtype"_a, "position"_a, "seed"_a, queue, no_gil);
+           "out"_a, "out_bytes"_a, "count"_a, "dtype"_a, "position"_a, "seed"_a, queue,
+           "measures"_a = false, no_gil);
   module.def("make_codec", [](const std::string& name, const Options& options) {
     return std::const_pointer_cast<Codec>(make_codec(name, options));
   });

@@ -135,19 +135,17 @@ RangeObserver observer_of(std::optional<nb::object> listener) {
   };
 }
 
-std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string& collective,
-                             std::uintptr_t in, std::size_t in_count, std::uintptr_t out,
-                             std::size_t out_count, std::uint8_t dtype,
-                             std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result,
-                             bool average, int root, std::vector<std::size_t> counts,
-                             std::size_t chunk_bytes, std::size_t window,
-                             const std::string& algorithm, std::uint64_t seed, bool checksum,
-                             bool raise_non_finite, const std::string& label,
-                             std::optional<double> deadline, double predicted, double alternative,
-                             std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
-                             std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
-                             const FeedbackSettings& feedback, std::uint64_t step,
-                             std::optional<nb::object> on_done, const std::string& leg) {
+std::shared_ptr<Work> submit(
+    PythonCommunicator& communicator, const std::string& collective, std::uintptr_t in,
+    std::size_t in_count, std::uintptr_t out, std::size_t out_count, std::uint8_t dtype,
+    std::shared_ptr<Codec> contribution, std::shared_ptr<Codec> result, bool average, int root,
+    std::vector<std::size_t> counts, std::size_t chunk_bytes, std::size_t window,
+    const std::string& algorithm, std::uint64_t seed, bool checksum, bool raise_non_finite,
+    const std::string& label, std::optional<double> deadline, double predicted, double alternative,
+    std::uintptr_t stream, bool debug, std::optional<nb::object> observer,
+    std::shared_ptr<StateStore> store, std::shared_ptr<Layout> layout,
+    const FeedbackSettings& feedback, std::uint64_t step, std::optional<nb::object> on_done,
+    const std::string& leg, bool measure_noise) {
   CollectiveCall call;
   call.collective = collective_of(collective);
   call.in = values_at(in, in_count, dtype);
@@ -166,6 +164,7 @@ std::shared_ptr<Work> submit(PythonCommunicator& communicator, const std::string
   if (deadline) call.deadline = Seconds(*deadline);
   call.label = label;
   call.leg = leg;
+  if (measure_noise) call.noise = std::make_shared<Noise>();
   call.predicted = predicted;
   call.alternative = alternative;
   call.stream = reinterpret_cast<void*>(stream);
@@ -212,6 +211,15 @@ void precede(const Work& work, int device, std::uintptr_t stream) {
   if (done) cuda::queue_on(device, reinterpret_cast<void*>(stream))->wait(*done);
 }
 
+// Of the mean, per value: variance between ranks, square, and share of zeros. None before the work
+// is done, after an error, and where nothing was measured.
+nb::object noise_of(Work& work) {
+  const auto& noise = work.output().noise;
+  if (!noise || !work.done() || work.error() || noise->values == 0) return nb::none();
+  const double values = noise->values;
+  return nb::make_tuple(noise->variances / values, noise->squares / values, noise->zeros / values);
+}
+
 nb::list stats_rows() {
   nb::list list;
   for (const auto& [key, row] : process_stats().rows()) {
@@ -245,6 +253,10 @@ nb::list stats_rows() {
     fields["error_squares"] = row.run.error_squares;
     fields["squares"] = row.run.squares;
     fields["non_finite"] = row.run.non_finite;
+    fields["noise_values"] = row.run.noise.values;
+    fields["noise_variances"] = row.run.noise.variances;
+    fields["noise_squares"] = row.run.noise.squares;
+    fields["noise_zeros"] = row.run.noise.zeros;
     list.append(fields);
   }
   return list;
@@ -288,6 +300,7 @@ void register_communicator(nb::module_& module) {
       .def("wait", wait_for, nb::arg("timeout") = nb::none())
       .def("done", &Work::done)
       .def_prop_ro("seconds", &Work::seconds)
+      .def_prop_ro("noise", noise_of)
       .def_prop_ro(
           "stream",
           [](const Work& work) { return reinterpret_cast<std::uintptr_t>(work.output().stream); })
@@ -325,7 +338,8 @@ void register_communicator(nb::module_& module) {
            nb::arg("alternative") = 0.0, nb::arg("stream") = 0, nb::arg("debug") = false,
            nb::arg("observer") = nb::none(), nb::arg("store") = nb::none(),
            nb::arg("layout") = nb::none(), nb::arg("feedback") = FeedbackSettings{},
-           nb::arg("step") = 0, nb::arg("on_done") = nb::none(), nb::arg("leg") = "")
+           nb::arg("step") = 0, nb::arg("on_done") = nb::none(), nb::arg("leg") = "",
+           nb::arg("measure_noise") = false)
       .def("agree", &Communicator::agree, nb::arg("fields"), no_gil)
       .def("abort", &Communicator::abort, no_gil)
       .def("close", &Communicator::close, no_gil);

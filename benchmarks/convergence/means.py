@@ -12,8 +12,9 @@ from torch import Tensor, nn
 from variants import Variant
 
 import cccl
-from cccl._budget import Budget, Key, Sample, bits_of, pieces_of
-from cccl._ways import Way, with_way
+from cccl._budget import Budget, Key, Noise, Sample, pieces_of
+from cccl._by_parameter import Way
+from cccl._ways import with_way
 
 FIRST_BUCKET, BUCKET = 1 << 20, 25 << 20  # bytes, as DDP has them
 _ALIGNED = 64  # values between buckets
@@ -72,8 +73,6 @@ def mean_of(variant: Variant, layout: Layout, gradients: Tensor) -> Mean:
     if variant.kind == "powersgd":
         return PowerSGD(layout, gradients)
     config = cccl.Config(**variant.settings)
-    if variant.kind == "noise":
-        return NoiseBudget(config, variant.share, layout, gradients)
     if config.is_adaptive:
         return _Budget(config, layout, gradients)
     return _Coded(config, layout, gradients)
@@ -112,86 +111,40 @@ class _Coded:
         return bits / self._layout.numel
 
 
-class _Choosing:
-    """A codec for each bucket and step."""
+class _Budget:
+    """Codecs for each bucket and step, by the code that decides in DDP."""
 
     def __init__(self, config: cccl.Config, layout: Layout, gradients: Tensor):
-        self._config, self._layout, self._gradients = config, layout, gradients
-        self._legs: dict[tuple[int, str], Legs] = {}
-
-    def _send(self, step: int, bucket: int, codec: str, gradients: Tensor, out: Tensor) -> float:
-        if (bucket, codec) not in self._legs:
-            config = with_way(self._config, Way(codec, self._config.result_type))
-            self._legs[bucket, codec] = legs_of(config, gradients)
-        sequence = step * len(self._layout.buckets) + bucket
-        return self._legs[bucket, codec](gradients, out, sequence)
-
-
-class _Budget(_Choosing):
-    """`max_relative_error` and `target_bits`, by the code that decides in DDP."""
-
-    def __init__(self, config: cccl.Config, layout: Layout, gradients: Tensor):
-        super().__init__(config, layout, gradients)
+        self._config, self._layout = config, layout
         self._budget, self._samples = Budget(), dict[Key, Sample]()
+        self._legs: dict[tuple[int, Way], Legs] = {}
 
     def __call__(self, step: int, gradients: Tensor, out: Tensor) -> float:
         measures = self._budget.begin(self._samples, step, self._config)
-        self._samples, bits = {}, 0.0
+        own = Way(self._config.compression_type, self._config.result_type)
+        self._samples, bits, count = {}, 0.0, len(self._layout.buckets)
         for i, bucket in enumerate(self._layout.buckets):
-            mean = out[bucket]
+            rows, mean = gradients[:, bucket], out[bucket]
             key = i, self._layout.name_of(i), mean.numel()
-            chosen = None if measures else self._budget.choice(key)
-            codec = chosen or self._config.compression_type
-            bits += self._send(step, i, codec, gradients[:, bucket], mean)
+            way = (None if measures else self._budget.choice(key)) or own
+            if (i, way) not in self._legs:
+                self._legs[i, way] = legs_of(with_way(self._config, way), rows)
+            bits += self._legs[i, way](rows, mean, step * count + i)
             if measures:
-                pieces, size, stride = pieces_of(mean.numel())
-                values = mean.as_strided((pieces, size), (stride, 1), mean.storage_offset())
-                self._samples[key] = Sample(mean.numel(), values.cpu().numpy())
+                self._samples[key] = self._sample(rows, mean)
         return bits / self._layout.numel
 
-
-class NoiseBudget(_Choosing):
-    """Each bucket through the narrowest codec whose result errs, as a sum of squares over the
-    bucket, by at most `share` of the mean's noise: the variance between ranks over their number.
-
-    Both are measured on all values of the simulated ranks, when and as often as a budget measures;
-    in these steps the buckets go as `compression_type`.
-    """
-
-    def __init__(self, config: cccl.Config, share: float, layout: Layout, gradients: Tensor):
-        super().__init__(config, layout, gradients)
-        self._share = share
-        # What bits_of needs beside the codecs is a budget of any kind.
-        budget = cccl.Config(
-            compression_type=config.compression_type, adaptive_codecs=config.adaptive_codecs,
-            target_bits=8.0,
-        )  # fmt: skip
-        self._codecs = list(bits_of(budget))
-        self._choices: list[str] = [config.compression_type] * len(layout.buckets)
-
-    def __call__(self, step: int, gradients: Tensor, out: Tensor) -> float:
-        every = self._config.measure_every
-        measures = step % every == 0 or (step < every and step & (step - 1) == 0)
-        bits = 0.0
-        for i, bucket in enumerate(self._layout.buckets):
-            rows = gradients[:, bucket]
-            if measures:
-                self._choices[i] = self._narrowest(step, i, rows)
-            codec = self._config.compression_type if measures else self._choices[i]
-            bits += self._send(step, i, codec, rows, out[bucket])
-        return bits / self._layout.numel
-
-    def _narrowest(self, step: int, bucket: int, rows: Tensor) -> str:
-        exact = rows.mean(0)
-        # In float64 and in one pass: a codec is found by the quotient of two sums.
-        noise = rows.var(0).sum(dtype=torch.float64) / len(rows)
-        tried = torch.empty_like(exact)
-        for codec in self._codecs[:-1]:
-            self._send(step, bucket, codec, rows, tried)
-            error = (tried - exact).square().sum(dtype=torch.float64)
-            if float(error) <= self._share * float(noise):
-                return codec
-        return self._codecs[-1]
+    def _sample(self, rows: Tensor, mean: Tensor) -> Sample:
+        """What ranks keep of a mean. Owners of shards measure its noise on a part of the values,
+        decoded; here it is that of all."""
+        pieces, size, stride = pieces_of(mean.numel())
+        values = mean.as_strided((pieces, size), (stride, 1), mean.storage_offset())
+        noise = None
+        if self._config.max_noise_share is not None:
+            exact = rows.mean(0)
+            found = (rows.var(0).mean(), exact.square().mean(), (exact == 0).float().mean())
+            noise = Noise(*(float(value) for value in found), len(rows))
+        return Sample(mean.numel(), values.cpu().numpy(), noise)
 
 
 class PowerSGD:

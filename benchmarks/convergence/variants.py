@@ -11,13 +11,12 @@ WIDTHS = tuple(f"block_float{bits}" for bits in (2, 3, 4, 5, 6))  # of noise bud
 
 @dataclasses.dataclass(frozen=True)
 class Variant:
-    """`kind`: "plain", "bf16" and "powersgd" as PyTorch's hooks have them, "cccl" by `settings`, or
-    "noise": the noise budget `share` over `cccl.Config`'s settings."""
+    """`kind`: "plain", "bf16" and "powersgd" as PyTorch's hooks have them, or "cccl" by
+    `settings`."""
 
     kind: str
     group: str  # of the table and the figures
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
-    share: float = 0.0
 
 
 def _cccl(group: str, codec: str, **settings: Any) -> Variant:
@@ -25,8 +24,7 @@ def _cccl(group: str, codec: str, **settings: Any) -> Variant:
 
 
 def _noise(share: float) -> Variant:
-    settings = {"compression_type": "block_float8", "adaptive_codecs": WIDTHS}
-    return Variant("noise", "noise budget", settings, share)
+    return _cccl("noise budget", "block_float8", max_noise_share=share, adaptive_codecs=WIDTHS)
 
 
 _FEEDBACK = {"error_feedback": "both"}

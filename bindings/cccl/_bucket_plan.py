@@ -8,6 +8,7 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from . import _core
+from ._by_parameter import Way
 from ._pieces import cut
 from ._ways import Ways, bits_per_value
 
@@ -18,13 +19,22 @@ if TYPE_CHECKING:
 
 
 class Decision(NamedTuple):
-    """How a parameter goes: `rule` is its number in `rules`, None where none is of it."""
+    """How a parameter goes: `rule` is its number in `rules`, None where none is of it. Where a
+    budget chose, and as its bucket was measured last: the relative `error`, and the `noise` of the
+    mean (its standard deviation by the variance between ranks, over its root mean square)."""
 
     name: str
     shape: tuple[int, ...]
     rule: int | None
     way: str
     bucket: int
+    error: float | None = None
+    noise: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The squared error over that of the noise."""
+        return (self.error / self.noise) ** 2 if self.error is not None and self.noise else None
 
 
 class Values(NamedTuple):
@@ -89,10 +99,10 @@ def make_plan(
     *,
     bucket: int,
     after_spike: bool,
-    choice: str | None = None,
+    choice: Way | None = None,
 ) -> Plan:
     """Cuts a bucket, alike on all ranks. `parameters`: of each, name, shape and number of its rule;
-    `choice`: codec of those that no rule is of, where a budget chose one."""
+    `choice`: codecs of those that no rule is of, where a budget chose them."""
     counts = [math.prod(shape) for _, shape, _ in parameters]
     configs = [
         ways.after_spikes if after_spike else ways.at(step, rule, choice)
@@ -155,12 +165,12 @@ class Plans:
 
     def __init__(self, names: Names) -> None:
         self._names = names
-        self._made: dict[Any, dict[str | None, Plan]] = {}  # of each bucket, by a budget's choice
+        self._made: dict[Any, dict[Way | None, Plan]] = {}  # of each bucket, by a budget's choice
         self._used: dict[Any, Plan] = {}  # the last of each
 
     def of(
         self, bucket: int, parameters: Sequence[Any], values: Values, ways: Ways, steps: Steps,
-        where: Hashable, choice: str | None, agree: Callable[[dict[str, str]], None],
+        where: Hashable, choice: Way | None, agree: Callable[[dict[str, str]], None],
     ) -> Plan:  # fmt: skip
         """How a bucket of these parameters, which have a shape, goes in this step. `where`: what
         else it is made for. Ranks compare with `agree` when it is made."""
@@ -182,7 +192,7 @@ class Plans:
 
     def _make(
         self, bucket: int, parameters: Sequence[Any], values: Values, ways: Ways, steps: Steps,
-        choice: str | None,
+        choice: Way | None,
     ) -> Plan:  # fmt: skip
         names, after = self._names, steps.after_spike
         rules = [None if after else names.rule_of(parameter, ways) for parameter in parameters]
@@ -194,11 +204,18 @@ class Plans:
             described, ways, steps.now, values, bucket=bucket, after_spike=after, choice=choice
         )
 
-    @property
-    def decisions(self) -> list[Decision]:
-        """Of all their parameters."""
-        plans = [self._used[place] for place in sorted(self._used)]
-        return [decision for plan in plans for decision in plan.decisions]
+    def decisions(self, steps: Steps) -> list[Decision]:
+        """Of all their parameters, with what was measured of buckets."""
+        found = []
+        for (bucket, _), plan in sorted(self._used.items(), key=lambda item: item[0]):
+            key = bucket, plan.decisions[0].name, sum(plan.counts)
+            for decision, config in zip(plan.decisions, plan.configs, strict=True):
+                if decision.rule is None:
+                    way = Way(config.compression_type, config.result_type)
+                    error, noise = steps.measured(key, way)
+                    decision = decision._replace(error=error, noise=noise)
+                found.append(decision)
+        return found
 
 
 def label_of(decisions: Iterable[Decision]) -> str:

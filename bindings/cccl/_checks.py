@@ -49,13 +49,25 @@ def _check_budget(config: Config) -> None:
     """Refuses a budget that has nothing to choose from."""
     if not config.is_adaptive:
         return
-    given = "max_relative_error" if config.target_bits is None else "target_bits"
-    if config.max_relative_error is not None and config.target_bits is not None:
-        raise ConfigError("max_relative_error and target_bits: allowed is one of them")
+    budgets = "max_relative_error", "target_bits", "max_noise_share"
+    given, *more = (name for name in budgets if getattr(config, name) is not None)
+    if more:
+        raise ConfigError(f"{given} and {' and '.join(more)}: allowed is one of them")
     if config.compression_type in (PLAIN, AUTO):
         raise ConfigError(
             f"{given} needs a codec named as compression_type, which is "
             f"{config.compression_type!r}: the widest that it may choose"
+        )
+    if config.max_noise_share is not None and config.result_type is not None:
+        raise ConfigError(
+            f"max_noise_share beside result_type = {config.result_type!r}: it chooses both legs' "
+            "codecs; leave result_type out"
+        )
+    if config.max_noise_share is not None and config.hierarchy != OFF:
+        raise ConfigError(
+            f"max_noise_share beside hierarchy = {config.hierarchy!r}: between hosts go sums, and "
+            "a rank would know the noise of its lane alone. Use max_relative_error, or hierarchy = "
+            "'off'"
         )
     if config.schedule:
         raise ConfigError(f"{given} beside schedule: each chooses the codec; allowed is one")

@@ -94,6 +94,12 @@ class Config:
     """In its place: codecs such that all buckets together take at most so many bits per value, with
     the smallest error."""
 
+    max_noise_share: float | None = None
+    """In their place, more than 0 and at most 1: each bucket takes, leg by leg, as few bits as keep
+    the squared error of the result within this share of the mean's noise: the variance between
+    ranks over their number, as the owners of its shards measure it. Without noise:
+    `compression_type`."""
+
     adaptive_codecs: tuple[str, ...] = (
         "block_float3", "block_float4", "block_float5", "block_float6",
     )  # fmt: skip
@@ -200,7 +206,8 @@ class Config:
     @property
     def is_adaptive(self) -> bool:
         """Whether a budget chooses codecs."""
-        return self.max_relative_error is not None or self.target_bits is not None
+        budgets = self.max_relative_error, self.target_bits, self.max_noise_share
+        return any(budget is not None for budget in budgets)
 
     @functools.cached_property
     def feedback(self) -> _core.FeedbackSettings | None:
@@ -266,7 +273,7 @@ class Config:
             self, compression_type=kind, weights_type=kind, result_type=None,
             auto_codecs=("lossless",), collective_filter=OF_WEIGHTS, error_feedback="none",
             rules=(), start_step=0, schedule=(), spike_factor=None,
-            max_relative_error=None, target_bits=None,
+            max_relative_error=None, target_bits=None, max_noise_share=None,
             hierarchy=OFF if kind == AUTO else self.hierarchy,
         )  # fmt: skip
 

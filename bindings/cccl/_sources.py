@@ -16,7 +16,8 @@ from ._rules import AUTO, OFF, RULES
 from .errors import ConfigError
 
 _TABLES = ("rules", "schedule")
-_NUMBERS = ("deadline", "top_k", "threshold", "spike_factor", "max_relative_error", "target_bits")
+_NUMBERS = ("deadline", "top_k", "threshold", "spike_factor", "max_relative_error", "target_bits",
+            "max_noise_share")  # fmt: skip
 
 
 def nearest(key: str, known: list[str]) -> str:

@@ -22,6 +22,9 @@ def stats() -> dict[str, Any]:
     error over norm of the values), `non_finite`, `plain` and, for plain rows, `reason`.
     Where compression_type "auto" decided: `predicted_seconds` of the way taken and
     `alternative_seconds` of the best other one, to compare with `latency_seconds`.
+    `relative_noise` is that of the mean in calls that measured it (`max_noise_share`): its standard
+    deviation, by the variance between ranks, over its root mean square; 0 where none did; `zeros`
+    is the share of zeros in the mean, in these.
     `feedback_calls` counts calls with error feedback. `leg` is "" or, of hierarchical collectives,
     which count once for each leg, "inside" a host or "between" hosts. The total also has
     `bytes_inside` and `bytes_between`, sent in these; `pool_bytes`, the memory held for payloads in
@@ -38,6 +41,12 @@ def stats() -> dict[str, Any]:
             row[f"{name}_seconds"] *= row["calls"] / timed if timed else 0.0
         squares, errors = row.pop("squares"), row.pop("error_squares")
         row["relative_error"] = (errors / squares) ** 0.5 if squares > 0 else 0.0
+        values, variances, square, zeros = (
+            row.pop(f"noise_{name}") for name in ("values", "variances", "squares", "zeros")
+        )
+        noise = variances / row["world_size"]
+        row["relative_noise"] = (noise / square) ** 0.5 if square > 0 else 0.0
+        row["zeros"] = zeros / values if values else 0.0
     total: dict[str, Any] = {key: sum(row[key] for row in rows) for key in _SUMMED}
     total["ratio"] = _ratio(total)
     for leg in ("inside", "between"):
@@ -75,8 +84,9 @@ def plain_bytes(collective: str, value_bytes: int, world_size: int) -> int:
 def report() -> str:
     """The same as a table for people, with the settings that had no effect."""
     data = stats()
+    noisy = any(row["relative_noise"] for row in data["rows"])
     head = ("label", "collective", "codec", "calls", "plain MB", "sent MB", "ratio", "error",
-            "ms/call", "waiting")  # fmt: skip
+            "ms/call", "waiting", *(["noise"] if noisy else []))  # fmt: skip
     lines = [head]
     for row in data["rows"]:
         calls = row["calls"]
@@ -91,6 +101,7 @@ def report() -> str:
             f"{row['ratio']:.2f}x", f"{row['relative_error']:.1e}",
             f"{1e3 * row['latency_seconds'] / calls:.2f}",
             f"{row['exposed_seconds'] / busy:.0%}" if busy else "-",
+            *([f"{row['relative_noise']:.1e}" if row["relative_noise"] else "-"] if noisy else []),
         ))  # fmt: skip
     widths = [max(len(line[i]) for line in lines) for i in range(len(head))]
     text = [

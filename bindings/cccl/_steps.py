@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from ._budget import Budget, Key, Sample
+from ._budget import Budget, Chosen, Key, Sample
+from ._by_parameter import Way
 from ._spikes import Spikes
 
 if TYPE_CHECKING:
@@ -46,6 +47,15 @@ class Steps:
         """Whether this is one of those after a spike."""
         return self._spikes.after(self.now)
 
-    def choice(self, key: Key) -> str | None:
-        """The codec that a budget chose for a bucket; None: its settings' own."""
+    def choice(self, key: Key) -> Way | None:
+        """The codecs that a budget chose for a bucket; None: its settings' own."""
         return None if self.measures else self._budget.choice(key)
+
+    def measured(self, key: Key, way: Way) -> tuple[float | None, float | None]:
+        """Of a bucket that goes this way: relative error and noise, as far as a budget knows."""
+        return self._budget.known(key, way)
+
+    @property
+    def history(self) -> list[Chosen]:
+        """What a budget chose, measurement by measurement."""
+        return [*self._budget.history]

@@ -40,7 +40,7 @@ def with_way(config: Config, way: Way) -> Config:
     return dataclasses.replace(
         config, compression_type=way.compression_type, result_type=way.result_type, rules=(),
         start_step=0, schedule=(), spike_factor=None, max_relative_error=None, target_bits=None,
-        error_feedback="none" if idle else config.error_feedback,
+        max_noise_share=None, error_feedback="none" if idle else config.error_feedback,
     )  # fmt: skip
 
 
@@ -53,7 +53,7 @@ def with_rule(config: Config, rule: Rule) -> Config:
         rules=tuple(r for r in config.rules if not r.collective),
         start_step=max(config.start_step, rule.start_step), schedule=rule.schedule,
         collective_filter=(*config.collective_filter, rule.collective),
-        max_relative_error=None, target_bits=None,
+        max_relative_error=None, target_bits=None, max_noise_share=None,
         error_feedback=config.error_feedback if rule.schedule else way.error_feedback,
     )  # fmt: skip
 
@@ -88,8 +88,8 @@ class Ways:
         if not config.is_adaptive:
             return ""
         return (
-            f"; error {config.max_relative_error}, bits {config.target_bits} of "
-            f"{[*config.adaptive_codecs]} every {config.measure_every}"
+            f"; error {config.max_relative_error}, bits {config.target_bits}, noise "
+            f"{config.max_noise_share} of {[*config.adaptive_codecs]} every {config.measure_every}"
         )
 
     def phase(self, step: int) -> int:
@@ -100,12 +100,12 @@ class Ways:
         """Number of the rule that decides on a parameter, if one does."""
         return first_match(self.rules, names, shape)
 
-    def at(self, step: int, rule: int | None = None, choice: str | None = None) -> Config:
+    def at(self, step: int, rule: int | None = None, choice: Way | None = None) -> Config:
         """How what the rule with that number is of goes at a step; None: what no rule is of, for
-        which a budget may have chosen a codec."""
+        which a budget may have made a choice."""
         config = self._config
         if rule is None:
-            own = Way(choice or config.compression_type, config.result_type)
+            own = choice or Way(config.compression_type, config.result_type)
             return self._of(way_at(step, config.start_step, config.schedule, own))
         found = config.rules[rule]
         start = max(config.start_step, found.start_step)
@@ -155,8 +155,8 @@ def check_sharded(config: Config, *, steps: bool = True) -> None:
         )
     if config.is_adaptive:
         raise UnsupportedError(
-            "max_relative_error and target_bits are of DistributedDataParallel models: leave them "
-            "out"
+            "max_relative_error, target_bits and max_noise_share are of DistributedDataParallel "
+            "models: leave them out"
         )
     if config.spike_factor:
         raise UnsupportedError("spike_factor is of DistributedDataParallel models: leave it out")

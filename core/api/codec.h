@@ -53,7 +53,8 @@ struct DecodeArgs {
 // Payloads of the same values from several ranks, summed in the order given.
 struct ReduceArgs {
   std::span<const Bytes> payloads;
-  double divisor = 1;  // the sum is divided by it, once
+  double divisor = 1;     // the sum is divided by it, once
+  bool measures = false;  // reduce_encode() puts statistics into the header (api/noise.h)
 };
 
 class Codec {

@@ -33,7 +33,7 @@ struct PayloadHeader {
   std::uint8_t params[4] = {};     // the codec's own
   std::uint32_t origin = 0;        // 1 + first rank whose contribution was non-finite; 0: none
   std::uint64_t seed = 0;          // of a transform; 0 where there is none
-  std::uint64_t reserved = 0;      // written as 0, for statistics
+  std::uint64_t statistics = 0;    // of a reduction that measures (api/noise.h); else 0
   std::uint64_t checksum = 0;      // of the body, if kHasChecksum
   std::uint64_t header_check = 0;  // over the 56 bytes before it
 };

@@ -21,6 +21,9 @@ void check(const CollectiveCall& call, int size) {
     throw UnsupportedError(std::string(name_of(call.collective)) +
                            " sums floating-point values, not " + name_of(call.in.dtype) +
                            "; use the backend's own");
+  if (call.noise && call.collective != Collective::kAllReduce)
+    throw ConfigError(std::string("noise is measured in all_reduce, not in ") +
+                      name_of(call.collective));
   if (call.in.dtype != call.out.dtype)
     throw UnsupportedError(std::string("input is ") + name_of(call.in.dtype) + ", output " +
                            name_of(call.out.dtype) + "; they must be the same");
@@ -89,10 +92,12 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   const auto submitted = std::chrono::steady_clock::now();
   if (device_.kind == DeviceKind::kCpu) {
     auto discard = [engine = engine_, out = call.out] { engine->discard(out); };
+    Output output;
+    output.noise = call.noise;
     auto run = [engine = engine_, call = std::move(call), submitted] {
       return engine->finish(engine->launch(call, submitted));
     };
-    return enqueue({std::move(run), std::move(discard), std::move(on_done)});
+    return enqueue({std::move(run), std::move(discard), std::move(on_done), std::move(output)});
   }
   if (size() > kMostRanksOnDevice)
     throw UnsupportedError("compressed collectives on a GPU take up to " +
@@ -104,7 +109,7 @@ std::shared_ptr<Work> Communicator::submit(CollectiveCall call,
   refuse_after_failure();
   auto launched = std::make_shared<Launched>(engine_->launch(call, submitted));
   Output output{launched->end, launched->queue ? launched->queue->native() : nullptr,
-                launched->begin, launched->before};
+                launched->begin, launched->before, launched->captured ? nullptr : call.noise};
   const auto error = launched->error;
   std::shared_ptr<Work> work;
   if (launched->captured) {

@@ -64,7 +64,7 @@ Signature signature_of(const CollectiveCall& call, const PlanArgs& plan) {
   signature.set("codecs", codecs_of(call));
   signature.set("checks", std::string(call.checksum ? "checksum" : "no checksum") +
                               (call.raise_non_finite ? ", raise non-finite" : "") +
-                              name_of(feedback_of(call)));
+                              (call.noise ? ", measures noise" : "") + name_of(feedback_of(call)));
   return signature;
 }
 
@@ -238,6 +238,7 @@ std::exception_ptr Engine::finish(Launched launched) {
   row.predicted = call.predicted;
   row.alternative = call.alternative;
   if (!error) row.run = stats;
+  if (!error && call.noise) *call.noise = stats.noise;
   row.latency =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - launched.submitted).count();
   process_stats().add({call.label, name_in_stats(call, transport_->rank()), codecs_of(call),
@@ -292,7 +293,9 @@ void Engine::perform(Launched& launched) {
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   const auto feedback = feedback_of(call);
   const bool remembers = feedback.sender || feedback.owner;
-  args = tune(std::move(args), call.tuning, *call.contribution, *call.result, call.in.dtype,
+  auto tuning = call.tuning;
+  if (call.noise) tuning.algorithm = Algorithm::kTwoShot;  // in one shot there is no owner to tell
+  args = tune(std::move(args), tuning, *call.contribution, *call.result, call.in.dtype,
               remembers ? residual_granularity(feedback.type) : 1);
   const Plan plan(args);
   launched.algorithm = name_of(args.algorithm);
@@ -341,6 +344,7 @@ void Engine::perform(Launched& launched) {
     if (graph) platform_->count(graph->runs.get(), queue);
     if (graph) job.runs = graph->runs.get();
     job.checksum = call.checksum;
+    job.measures_noise = call.noise && !launched.captured;
     job.timed = launched.timed;
     job.debug = call.debug && !launched.captured;
     job.findings = launched.findings;

@@ -41,6 +41,7 @@ struct CollectiveCall {
   double predicted = 0, alternative = 0;  // seconds, for the statistics
   void* stream = nullptr;                 // the caller's, where the device has streams
   bool debug = false;                     // the host waits for, and checks, every step
+  std::shared_ptr<Noise> noise;           // takes that of an all_reduce; null: it is not measured
   RangeObserver observer = nullptr;
 
   // Error feedback of a reducing collective, and the step that it is part of (0: none is known).

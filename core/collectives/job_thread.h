@@ -12,16 +12,19 @@
 #include <thread>
 
 #include "api/device.h"
+#include "api/noise.h"
 #include "api/transport.h"
 
 namespace cccl {
 
 // Where a job's output is made on a device: there once `done` is, well before the work is done; and
 // the stream. Null on a CPU. `begun`, of a timed job, and `before`, the end of the one before it.
+// `noise`, where it is measured: there once the job is done.
 struct Output {
   std::shared_ptr<const Event> done;
   void* stream = nullptr;
   std::shared_ptr<const Event> begun, before;
+  std::shared_ptr<const Noise> noise;
 };
 
 // A job under way. Thread-safe.

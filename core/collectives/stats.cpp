@@ -27,6 +27,7 @@ void Stats::add(const StatsKey& key, const StatsRow& row) {
   total.run.error_squares += row.run.error_squares;
   total.run.squares += row.run.squares;
   total.run.non_finite |= row.run.non_finite;
+  total.run.noise.add(row.run.noise);
 }
 
 std::vector<std::pair<StatsKey, StatsRow>> Stats::rows() const {

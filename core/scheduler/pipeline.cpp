@@ -207,9 +207,22 @@ class Run {
     measure(&RunStats::decode, "cccl_decompress",
             [&] { job_.result->decode_all(decodes_, queue_); });
     for (const auto& [payload, _] : decodes_) note_non_finite(payload, -1);
+    if (job_.measures_noise) read_statistics();
     decodes_.clear();
     for (const auto& [from, to] : known_) platform_.copy_finite(from, to, queue_);
     known_.clear();
+  }
+
+  // Of the results that were just decoded: chunk by chunk, and in the order of their owners.
+  void read_statistics() {
+    std::vector<const std::byte*> places;
+    PipelineRun::Statistics found;
+    for (const auto& [payload, out] : decodes_) {
+      places.push_back(payload.data() + offsetof(PayloadHeader, statistics));
+      found.counts.push_back(out.count);
+    }
+    found.numbers = platform_.read_numbers(places, queue_);
+    run_.statistics.push_back(std::move(found));
   }
 
   // Of a contribution in this rank's residual, where each part of a reduce-scatter begins at a
@@ -261,7 +274,7 @@ class Run {
           content(slots_.payload(op, Buffer::kContribution, rank), *job_.contribution));
       if (rank != plan_.args().rank) note_received(sources_.back());
     }
-    return {sources_, job_.divisor};
+    return {sources_, job_.divisor, job_.measures_noise};
   }
 
   void reduce(const Op& op) {
@@ -393,6 +406,9 @@ bool sends_any_size(const PlanArgs& plan, const Codec& contribution, const Codec
 void PipelineRun::settle() {
   for (const auto& [field, begin, end] : spans) stats.*field += end->seconds_since(*begin);
   spans.clear();
+  for (const auto& [numbers, counts] : statistics)
+    for (std::size_t i = 0; i < counts.size(); ++i) stats.noise.add(numbers.get()[i], counts[i]);
+  statistics.clear();
   if (!sample) return;
   const auto [error_squares, squares] = sample->sums();
   stats.error_squares += error_squares;

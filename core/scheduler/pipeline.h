@@ -10,6 +10,7 @@
 
 #include "api/codec.h"
 #include "api/device.h"
+#include "api/noise.h"
 #include "api/residual.h"
 #include "api/transport.h"
 #include "scheduler/plan.h"
@@ -33,6 +34,7 @@ struct PipelineJob {
   std::uint64_t contribution_seed = 0, result_seed = 0;
   const std::uint64_t* runs = nullptr;  // EncodeArgs::runs
   bool checksum = true;
+  bool measures_noise = false;                   // of an all_reduce in two shots
   bool timed = true;                             // measures times and a sample's error
   bool debug = false;                            // the host waits for, and checks, every step
   std::function<Findings()> findings = nullptr;  // what it then looks at
@@ -54,6 +56,7 @@ struct RunStats {
   double error_squares = 0, squares = 0;
   bool non_finite = false;
   int origin = -1;  // first rank with a non-finite contribution, where known
+  Noise noise;      // as the headers of all results say, the same on all ranks
 };
 
 // A run whose work may still be under way on its queue.
@@ -62,8 +65,13 @@ struct PipelineRun {
     double RunStats::* field;
     std::unique_ptr<Event> begin, end;
   };
+  struct Statistics {  // of results that were decoded together
+    std::shared_ptr<const std::uint64_t> numbers;
+    std::vector<std::size_t> counts;  // values of each
+  };
   RunStats stats;
   std::vector<Span> spans;
+  std::vector<Statistics> statistics;
   std::unique_ptr<ErrorSample> sample;
   bool sent_non_finite = false;  // by this rank, looked for where it keeps a residual
 

@@ -104,6 +104,7 @@ class Call:
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
         self.choice: Choice | None = None  # of compression_type auto
         self.policy: Policy | None = None
+        self.measures_noise = False
         self._check()
 
     def like(self, input: torch.Tensor, output: torch.Tensor, config: Config, label: str) -> Call:
@@ -237,7 +238,8 @@ class Call:
             counts=[part] * self.size if self.collective in GATHERED else [],
             raise_non_finite=config.non_finite == "raise",
             predicted=choice.predicted if choice else 0.0,
-            alternative=choice.alternative if choice else 0.0, **more,
+            alternative=choice.alternative if choice else 0.0,
+            measure_noise=self.measures_noise, **more,
             **self.remembered(source.numel()),
         )  # fmt: skip
 

@@ -5,6 +5,7 @@ import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -15,7 +16,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.weak import WeakIdKeyDictionary
 
 from .._bucket_plan import Decision, Layouts, Plans
+from .._budget import Chosen, Key
 from .._config import Config, current_config
+from .._history import draw
 from .._names import Names
 from .._state import Memory
 from .._steps import Steps
@@ -88,7 +91,17 @@ class CompressionState:
     def decisions(self) -> list[Decision]:
         """How each parameter goes since the last step; empty where neither rules nor steps decide
         on that."""
-        return self._plans.decisions
+        return self._plans.decisions(self._steps)
+
+    @property
+    def history(self) -> list[Chosen]:
+        """What a budget chose for each bucket, measurement by measurement (the latest 65,536)."""
+        return self._steps.history
+
+    def draw_history(self, path: str | Path) -> None:
+        """Writes a picture of it over the steps: bits per value of each bucket. By its name's end
+        a PNG, PDF or SVG. Raises `UnsupportedError` without matplotlib."""
+        draw(Path(path), self.history, self.step)
 
     def begin(self) -> None:
         """At a model's first bucket: has this backward's errors raised from `loss.backward()`."""
@@ -122,11 +135,14 @@ class CompressionState:
             bucket.index(), bucket.parameters(), values_of(buffer), config.ways, self._steps,
             (id(group), buffer.device), self._steps.choice(key), agree,
         )  # fmt: skip
+        noisy = config.max_noise_share and self._steps.measures and not is_capturing(buffer)
+        measured = key if noisy else None
         if len(plan.parts) == 1 and not plan.small:
             (part,) = plan.parts
-            future = self.send(buffer, part.label, part.config, part.layout)
+            of_part = measured if part is plan.free else None
+            future = self.send(buffer, part.label, part.config, part.layout, of_part)
         else:
-            future = self._parts.send(self, plan, buffer)
+            future = self._parts.send(self, plan, buffer, measured)
         if bucket.is_last():
             self._parts.send_small(self)
         if is_capturing(buffer) or buffer.layout is not torch.strided:
@@ -141,14 +157,20 @@ class CompressionState:
         return self._layouts.of(bucket.index(), named)
 
     def send(
-        self, tensor: torch.Tensor, label: str, config: Config, layout: Any
-    ) -> torch.futures.Future[torch.Tensor]:
-        """Averages a bucket or a part of one, in place: compressed, or plain for a reason."""
+        self, tensor: torch.Tensor, label: str, config: Config, layout: Any,
+        measured: Key | None = None,
+    ) -> torch.futures.Future[torch.Tensor]:  # fmt: skip
+        """Averages a bucket or a part of one, in place: compressed, or plain for a reason.
+        `measured`: the bucket whose noise is to be that of this."""
         call, reason = self._call_for(tensor, label, config)
         if not reason:
             if call.config.remembers:
                 call.memory = Memory(self.store, layout, self._steps.now + 1)
-            return self._submit(call)
+            call.measures_noise = measured is not None
+            future = self._submit(call)
+            if measured is not None:
+                self._parts.measure(measured, self._works[-1], call.size)
+            return future
         plain = call.plainly(reason)
         if call.size == 1:
             plain.record(0.0)

@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 import torch
 
 from .._bucket_plan import Part, Plan, Together, Values, joined
-from .._budget import Key, Sample, pieces_of
+from .._budget import Key, Noise, Sample, pieces_of
+from ..errors import Error
 from ._call import DTYPES_OF_TORCH
 from ._tensors import real
-from ._work import is_capturing
+from ._work import Work, is_capturing
 
 if TYPE_CHECKING:
     from ._ddp import CompressionState
@@ -61,6 +62,7 @@ class Parts:
         self._waiting: list[_Bucket] = []
         self._largest: list[_Seen] = []
         self._samples: dict[Key, tuple[int, _Seen]] = {}
+        self._noises: dict[Key, tuple[Work, int]] = {}  # what measures it, among how many ranks
         self._plans: list[Plan] = []  # that `_together` is of
         self._together: dict[Kind, Together] = {}
 
@@ -70,11 +72,13 @@ class Parts:
         graph is captured, for which the host cannot wait."""
         self._waiting.clear()
         largest, samples, self._largest, self._samples = self._largest, self._samples, [], {}
+        noises, self._noises = self._noises, {}
         seen = [*largest, *(sample for _, sample in samples.values())]
         if seen and is_capturing(seen[0].values):
             return [], {}
         return [one.on_host().item() for one in largest], {
-            key: Sample(total, one.on_host().numpy()) for key, (total, one) in samples.items()
+            key: Sample(total, one.on_host().numpy(), _noise_of(*noises.get(key, (None, 0))))
+            for key, (total, one) in samples.items()
         }
 
     def look_at(self, future: Future) -> Future:
@@ -86,6 +90,11 @@ class Parts:
             return bucket
 
         return future.then(look)
+
+    def measure(self, key: Key, work: Work, ranks: int) -> None:
+        """Keeps a collective that measures noise: of a part of a bucket, of which values are kept
+        too."""
+        self._noises[key] = work, ranks
 
     def sample(self, future: Future, part: Part, key: Key) -> Future:
         """The same bucket, once some values of a part of it are kept."""
@@ -101,8 +110,11 @@ class Parts:
 
         return future.then(keep)
 
-    def send(self, state: CompressionState, plan: Plan, buffer: torch.Tensor) -> Future:
-        """Sends the stretches of a bucket. The future is done when all of it is back."""
+    def send(
+        self, state: CompressionState, plan: Plan, buffer: torch.Tensor, measured: Key | None
+    ) -> Future:
+        """Sends the stretches of a bucket. The future is done when all of it is back. `measured`:
+        the bucket, where the noise of its largest stretch without a rule is wanted."""
         places = buffer.split(plan.counts)
         small: dict[Kind, list[torch.Tensor]] = {}
         for i in plan.small:
@@ -112,9 +124,12 @@ class Parts:
         if apart:
             torch._foreach_zero_(apart)
         futures = [
-            state.send(buffer[part.begin : part.end], part.label, part.config, part.layout)
+            state.send(
+                buffer[part.begin : part.end], part.label, part.config, part.layout,
+                measured if part is plan.free else None,
+            )
             for part in plan.parts
-        ]
+        ]  # fmt: skip
         result: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
         stream = torch.cuda.current_stream(buffer.device) if buffer.is_cuda else None
         bucket = _Bucket(plan, buffer, small, copies, futures, result, stream)
@@ -154,6 +169,21 @@ class Parts:
             for bucket in buckets
             for i in bucket.plan.small
         )
+
+
+def _noise_of(work: Work | None, ranks: int) -> Noise | None:
+    """As all ranks know it, once the collective's thread is done with it, which on a CPU too is
+    after its future; None where it failed, or went plain."""
+    try:
+        if work is None or not work._core.wait(None):
+            return None
+    except Error:
+        return None
+    found = work._core.noise
+    if found is None:
+        return None
+    variance, square, zeros = found
+    return Noise(variance, square, zeros, ranks)
 
 
 def values_of(buffer: torch.Tensor) -> Values:

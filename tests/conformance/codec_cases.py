@@ -80,9 +80,9 @@ class OnCuda:
     def __getattr__(self, name: str) -> Any:
         return getattr(self.codec, name)
 
-    def _call(self, name: str, *arguments: Any) -> Any:
+    def _call(self, name: str, *arguments: Any, **more: Any) -> Any:
         plain = [getattr(a, "codec", a) for a in arguments]
-        result = getattr(self.codec, name)(*plain, self.queue)
+        result = getattr(self.codec, name)(*plain, self.queue, **more)
         self.queue.synchronize()
         return result
 
@@ -101,9 +101,10 @@ class OnCuda:
     def reduce(self, *arguments: Any) -> None:
         self._call("reduce", *arguments)
 
-    def reduce_encode(self, *arguments: Any) -> int:
+    def reduce_encode(self, *arguments: Any, measures: bool = False) -> int:
         second: OnCuda = arguments[3]
-        return second._size(self._call("reduce_encode", *arguments), *arguments[4:6])
+        size = self._call("reduce_encode", *arguments, measures=measures)
+        return second._size(size, *arguments[4:6])
 
 
 def _option_sets(name: str) -> list[dict[str, Any]]:
@@ -276,14 +277,14 @@ def reduce(core: Any, payloads: list[bytes], divisor: float, count: int, dtype: 
 
 def reduce_encode(
     core: Any, second: Any, payloads: list[bytes], divisor: float, count: int, dtype: str,
-    *, seed: int = 0, position: int = 0,
+    *, seed: int = 0, position: int = 0, measures: bool = False,
 ) -> bytes:  # fmt: skip
     number = DTYPES[dtype][0]
     sources = _sources(core, payloads)
     out = guarded(core, second.max_encoded_bytes(count, number))
     size = core.reduce_encode(
         [s.address for s in sources], sources[0].nbytes, divisor, second, out.address, out.nbytes,
-        count, number, position, seed,
+        count, number, position, seed, measures=measures,
     )  # fmt: skip
     out.check()
     return out.bytes[:size].tobytes()

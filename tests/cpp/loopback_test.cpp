@@ -265,6 +265,38 @@ TEST(CodecThreads, ChangeNoBitOfCollectives) {
   set_codec_threads(0);
 }
 
+// In several chunks and pieces, on several threads, with and without one shot.
+TEST(Noise, IsReadAlikeByAllRanksAndChangesNoResult) {
+  constexpr std::size_t kCount = 700'001;
+  auto setup = setup_of(Collective::kAllReduce, make_codec("block_float8"));
+  std::optional<Noise> first;
+  for (const std::size_t threads : {1, 4})
+    for (const auto algorithm : {Algorithm::kTwoShot, Algorithm::kOneShot}) {
+      set_codec_threads(threads);
+      setup.tuning = {1 << 21, 0, algorithm};
+      Group group(3);
+      auto plain = group.round(setup, DType::kFloat32, kCount);
+      group.run(plain);
+      auto round = group.round(setup, DType::kFloat32, kCount);
+      std::vector<CollectiveCall> calls;
+      for (int rank = 0; rank < 3; ++rank) {
+        calls.push_back(round.call(rank));
+        calls.back().noise = std::make_shared<Noise>();
+      }
+      for (const auto& error : group.attempt(calls)) ASSERT_FALSE(error);
+      for (int rank = 0; rank < 3; ++rank) {
+        EXPECT_TRUE(round.out[rank].same_bits(plain.out[rank])) << "rank " << rank;
+        const auto& found = *calls[rank].noise;
+        if (!first) first = found;
+        EXPECT_EQ(found.values, kCount);
+        EXPECT_EQ(found.variances, first->variances);
+        EXPECT_EQ(found.squares, first->squares);
+        EXPECT_GT(found.variances, 0);
+      }
+    }
+  set_codec_threads(0);
+}
+
 TEST(AllReduceTraffic, StaysUnderTwiceThePayloadForEveryNumberOfRanks) {
   constexpr std::size_t kCount = 1 << 16;
   const auto codec = make_codec("block_float8");

@@ -21,7 +21,7 @@ from variants import VARIANTS
 STEPS = 6  # budgets measure in 0, 1, 2 and 4
 EXACT = ("bf16 hook", "8 bits", "4 bits", "4 bits best", "3 bits", "2 bits feedback",
          "3 bits feedback sender", "3 bits feedback 0.9", "top 10 %", "top 10 % feedback",
-         "diff 4 bits", "error 0.12", "target 4.2 bits")  # fmt: skip
+         "diff 4 bits", "error 0.12", "target 4.2 bits", "noise 0.3", "noise 1")  # fmt: skip
 
 
 def _model(layers: int) -> torch.nn.Module:

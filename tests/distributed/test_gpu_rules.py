@@ -208,12 +208,16 @@ def _budget(kind, budget):
             model(tokens).sum().backward()
         torch.cuda.synchronize()
         seen.append([digest(p.grad) for p in parameters if torch.isfinite(p.grad).all()])
-        seen.append([(d.name, d.way) for d in state.decisions()])
-    assert len({way for decided in seen[1::2] for _, way in decided}) > 1
+        seen.append([(d.name, d.way, d.error, d.noise) for d in state.decisions()])
+    assert len({way for decided in seen[1::2] for _, way, *_ in decided}) > 1
     return seen
 
 
-@pytest.mark.parametrize("budget", [{"max_relative_error": 0.12}, {"target_bits": 4.5}])
+@pytest.mark.parametrize(
+    "budget",
+    [{"max_relative_error": 0.12}, {"target_bits": 4.5},
+     {"max_noise_share": 0.05, "chunk_size": "512KiB"}],
+)  # fmt: skip
 def test_a_budget_chooses_as_on_a_cpu(gpu_ranks, budget):
     """On all ranks alike, through steps that are not finite."""
     pool = gpu_ranks(2)

@@ -21,7 +21,9 @@ from cccl._budget import (
     within_bits,
     within_error,
 )
+from cccl._by_parameter import Way
 
+BUCKETS = [(0, "first", 10**6), (1, "second", 10**6), (2, "third", 10**6)]
 ADAPTIVE = {"compression_type": "block_float8", "max_relative_error": 0.05}
 
 
@@ -141,29 +143,29 @@ def test_ranks_that_hold_the_same_values_decide_alike(steps, budget):
         decided = []
         for rank, config in enumerate(configs):
             due = ranks[rank].begin(samples[rank], step, config)
-            choices = [None if due else ranks[rank].choice(bucket) for bucket in range(3)]
+            choices = [None if due else ranks[rank].choice(key) for key in BUCKETS]
             decided.append((due, choices))
             samples[rank] = {}
             for bucket in range(3) if due else ():
                 values = normal(1500, seed + bucket)
                 values[: 500 * bucket] *= np.float32(scale)
-                samples[rank][bucket] = Sample(10**6, values)
+                samples[rank][BUCKETS[bucket]] = Sample(10**6, values)
         assert decided[0] == decided[1]
-        assert {name for name in decided[0][1] if name} <= {*bits_of(configs[0])}
+        assert {way for way in decided[0][1] if way} <= {Way(name) for name in bits_of(configs[0])}
 
 
 def test_what_was_known_stays_where_a_measurement_tells_nothing():
     budget, config = Budget(), Config(**ADAPTIVE, measure_every=4)
     assert budget.begin({}, 7, config), "the first step is measured"
-    assert budget.choice("bucket") is None
-    assert budget.begin({"bucket": Sample(5000, normal(5000))}, 8, config)
-    known = budget.choice("bucket")
-    assert known in ("block_float5", "block_float6")
-    assert budget.begin({"bucket": Sample(5000, np.full(5000, np.nan))}, 9, config)
-    assert budget.choice("bucket") == known
+    assert budget.choice(BUCKETS[0]) is None
+    assert budget.begin({BUCKETS[0]: Sample(5000, normal(5000))}, 8, config)
+    known = budget.choice(BUCKETS[0])
+    assert known in (Way("block_float5"), Way("block_float6"))
+    assert budget.begin({BUCKETS[0]: Sample(5000, np.full(5000, np.nan))}, 9, config)
+    assert budget.choice(BUCKETS[0]) == known
     assert not budget.begin({}, 10, config), "the third is not"
     assert budget.begin({}, 11, config), "but every fourth"
-    assert budget.choice("bucket") == known
+    assert budget.choice(BUCKETS[0]) == known
 
 
 def test_it_waits_for_start_step():
@@ -182,6 +184,15 @@ def test_it_waits_for_start_step():
         ({"adaptive_codecs": ["block_float44"]}, "adaptive_codecs = ('block_float44',)"),
         ({"measure_every": 1}, "measure_every = 1"),
         ({"max_relative_error": 0.1, "target_bits": 4}, "allowed is one of them"),
+        ({"max_noise_share": 0.1, "target_bits": 4}, "allowed is one of them"),
+        ({"max_noise_share": 0.1, "max_relative_error": 0.1}, "allowed is one of them"),
+        ({"max_noise_share": 0}, "max_noise_share = 0"),
+        ({"max_noise_share": 1.5}, "max_noise_share = 1.5"),
+        ({"max_noise_share": 0.1, "compression_type": "none"}, "max_noise_share needs a codec"),
+        ({"max_noise_share": 0.1, "schedule": [[5, "block_float4"]]}, "beside schedule"),
+        ({"max_noise_share": 0.1, "result_type": "cast_bf16"}, "beside result_type = 'cast_bf16'"),
+        ({"max_noise_share": 0.1, "hierarchy": 2}, "max_noise_share beside hierarchy = 2"),
+        ({"max_noise_share": 0.1, "compression_type": "sparse"}, "cannot choose 'sparse'"),
         ({"max_relative_error": 0.1, "compression_type": "none"}, "needs a codec named"),
         ({"target_bits": 4, "compression_type": "auto"}, "target_bits needs a codec named"),
         ({"target_bits": 4, "schedule": [[5, "block_float4"]]}, "target_bits beside schedule"),

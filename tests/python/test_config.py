@@ -82,6 +82,7 @@ BAD = {
     "window": [0, 65, "two", 1.0, None, True],
     "algorithm": ["ring", None],
     "hierarchy": ["on", "", 0, -1, True, 1.5, None, [], [[]], [[0, 0]], [[-1]], [0]],
+    "max_noise_share": [0, 1.01, -0.1, "small", True, float("nan")],
     "max_relative_error": [0, 1, -0.1, "small", True, float("nan")],
     "target_bits": [0, -4, 65, "few", True, float("nan")],
     "adaptive_codecs": [[], "block_float4", ["none"], ["auto"], ["block_float44"], None],

@@ -181,20 +181,18 @@ def test_captured_passes_give_each_step_its_gradients():
 
 
 def test_a_noise_budget_keeps_its_share():
-    """The result errs by at most the share, and the next narrower codec would not."""
+    """Errors are estimated from a sample of the mean: to a fifth."""
     rows, bits, chosen = gradients(4, noise=3.0), [], []
-    for share in (0.003, 0.03, 0.3, 3.0):
-        variant = VARIANTS["noise 0.1"]
-        config = cccl.Config(**variant.settings)
-        budget = means.NoiseBudget(config, share, layout_of(rows), rows)
+    for share in (0.003, 0.03, 0.3):
+        settings = VARIANTS["noise 0.1"].settings | {"max_noise_share": share}
+        budget = means.mean_of(variants.Variant("cccl", "", settings), layout_of(rows), rows)
         out = torch.zeros(rows.shape[1])
-        budget(0, rows, out)  # measures
-        bits.append(budget(3, rows, out))
+        bits.append([budget(step, rows, out) for step in range(4)][-1])
         noise = float(rows.var(0).sum()) / 4
         error = float((out - rows.mean(0)).square().sum())
-        assert error <= share * noise
+        assert error <= 1.2 * share * noise
         chosen.append(error / noise)
-    assert bits == sorted(bits, reverse=True) and len(set(bits)) > 2
+    assert bits == sorted(bits, reverse=True) and len(set(bits)) == 3
     assert chosen == sorted(chosen)
 
 

@@ -49,7 +49,8 @@ class LosslessOnCuda final : public CudaCodec {
   std::size_t reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
                             Queue& queue) const override {
     const Plain plain(*this, args, target.in.count, target.in.dtype, queue);
-    return identity_->reduce_encode({plain.payloads, args.divisor}, second, target, queue);
+    return identity_->reduce_encode({plain.payloads, args.divisor, args.measures}, second, target,
+                                    queue);
   }
 
   std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,

@@ -3,11 +3,13 @@
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
+#include "devices/cpu/noise.h"
 #include "devices/cpu/residual.h"
 
 namespace cccl {
@@ -63,6 +65,12 @@ PayloadHeader CpuCodec::open(Bytes payload, std::size_t count, DType dtype,
   return header;
 }
 
+void CpuCodec::refuse_to_measure() const {
+  throw UnsupportedError("codec '" + spec() +
+                         "' cannot measure the noise between ranks: send measured steps as a codec "
+                         "of fixed size, such as block_float8");
+}
+
 // The target counts only once its header is written, after all checks.
 std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second, EncodeArgs target,
                                     const Residual* residual) const {
@@ -82,11 +90,22 @@ std::size_t CpuCodec::reduce_encode(const ReduceArgs& args, const Codec& second,
   const auto write = [&](std::size_t first, std::size_t n, const auto* total) {
     writer->write(first, n, total);
   };
-  if (dtype == DType::kFloat64)
-    sum(args, headers, writer->pieces(), dtype, Consume<double>(write));
-  else
-    sum(args, headers, writer->pieces(), dtype, Consume<float>(write));
-  return writer->finish();
+  std::optional<NoiseSample> noise;
+  if (args.measures) noise.emplace(args.payloads.size(), count);
+  const auto sum_as = [&]<class Real>(Real) {
+    const Consume<Real> consume(write);
+    noise ? sum_measured(args, headers, writer->pieces(), dtype, consume, *noise)
+          : sum(args, headers, writer->pieces(), dtype, consume);
+  };
+  dtype == DType::kFloat64 ? sum_as(double{}) : sum_as(float{});
+  const auto size = writer->finish();
+  if (noise) {
+    PayloadHeader header;
+    std::memcpy(&header, target.out.data(), sizeof header);
+    header.statistics = noise->statistics();
+    write_header(target.out, header);
+  }
+  return size;
 }
 
 std::size_t CpuCodec::encode(const EncodeArgs& args, const Residual& residual) const {

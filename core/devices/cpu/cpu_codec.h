@@ -49,6 +49,8 @@ class PayloadWriter {
   virtual std::size_t finish() = 0;  // completes it with its header; its size
 };
 
+class NoiseSample;
+
 class CpuCodec : public Codec {
  public:
   explicit CpuCodec(CodecInfo info) : info_(std::move(info)) {}
@@ -91,11 +93,23 @@ class CpuCodec : public Codec {
   virtual void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                    const Pieces& pieces, DType dtype, const Consume<double>& consume) const = 0;
 
+  // The same; what it decodes is looked at. Throws UnsupportedError where it cannot be.
+  virtual void sum_measured(const ReduceArgs&, std::span<const PayloadHeader>, const Pieces&, DType,
+                            const Consume<float>&, NoiseSample&) const {
+    refuse_to_measure();
+  }
+  virtual void sum_measured(const ReduceArgs&, std::span<const PayloadHeader>, const Pieces&, DType,
+                            const Consume<double>&, NoiseSample&) const {
+    refuse_to_measure();
+  }
+
   // The header, after checks that this very codec made it, of values like these.
   PayloadHeader open(Bytes payload, std::size_t count, DType dtype,
                      bool with_checksum = true) const;
 
  private:
+  [[noreturn]] void refuse_to_measure() const;
+
   CodecInfo info_;
 };
 

@@ -9,6 +9,7 @@
 
 #include "devices/cpu/convert.h"
 #include "devices/cpu/float_environment.h"
+#include "devices/cpu/noise.h"
 #include "devices/cpu/workers.h"
 
 namespace cccl {
@@ -198,21 +199,32 @@ void TileCodec::decode(Bytes payload, Values out, Queue&) const {
 
 // use(first, n, total) gets the finished mean of each tile, on a thread per piece. Sums are made in
 // `values` where that is not null. About to decode a tile, it calls arrive(payload's index, piece,
-// values decoded after it).
+// values decoded after it). `noise`, if there is one, looks at what is decoded.
 template <class Real, class Arrive, class Use>
 void TileCodec::reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                          const Pieces& pieces, DType dtype, Real* values, Arrive arrive,
-                          Use use) const {
+                          const Pieces& pieces, DType dtype, Real* values, Arrive arrive, Use use,
+                          NoiseSample* noise) const {
   for_each_piece(pieces, [&](std::size_t piece) {
-    Real tile[kTile];
+    Real tile[kTile], term[kTile];
+    NoiseColumns seen;
     for_tiles(pieces, piece, [&](std::size_t first, std::size_t n) {
       Real* const total = values ? values + first : tile;
+      const bool measured = noise && NoiseSample::begins_at(first);
       for (std::size_t i = 0; i < args.payloads.size(); ++i) {
         const Tile place{
             body_of(args.payloads[i]), dtype, pieces.count, first, n, 0, headers[i].seed};
         arrive(i, piece, first + n);
-        i == 0 ? decode_tile(place, total) : add_tile(place, total);
+        if (i == 0) {
+          decode_tile(place, total);
+        } else if (measured) {
+          decode_tile(place, term);
+          add(term, n, total);
+        } else {
+          add_tile(place, total);
+        }
+        if (measured) seen.take(i, n, i == 0 ? total : term);
       }
+      if (measured) noise->set(first, seen.window(n, args.payloads.size()));
       finish_sum(dtype, args.divisor, total, n);
       use(first, n, total);
     });
@@ -242,7 +254,8 @@ void TileCodec::reduce(const ReduceArgs& args, Values out, Queue&) const {
 // Takes checksums of the bodies as it reads them.
 template <class Real>
 void TileCodec::sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                       const Pieces& pieces, DType dtype, const Consume<Real>& consume) const {
+                       const Pieces& pieces, DType dtype, const Consume<Real>& consume,
+                       NoiseSample* noise) const {
   const auto settled = [&](std::size_t n) { return settled_bytes(n, dtype); };
   std::vector<RunningChecksum> arrived;
   for (std::size_t i = 0; i < headers.size(); ++i)
@@ -251,7 +264,7 @@ void TileCodec::sum_as(const ReduceArgs& args, std::span<const PayloadHeader> he
   reduce_as<Real>(
       args, headers, pieces, dtype, nullptr,
       [&](std::size_t i, std::size_t piece, std::size_t n) { arrived[i].take(piece, settled(n)); },
-      consume);
+      consume, noise);
   for (std::size_t i = 0; i < headers.size(); ++i) arrived[i].compare(headers[i]);
 }
 
@@ -263,6 +276,18 @@ void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> heade
 void TileCodec::sum(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                     const Pieces& pieces, DType dtype, const Consume<double>& consume) const {
   sum_as(args, headers, pieces, dtype, consume);
+}
+
+void TileCodec::sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                             const Pieces& pieces, DType dtype, const Consume<float>& consume,
+                             NoiseSample& noise) const {
+  sum_as(args, headers, pieces, dtype, consume, &noise);
+}
+
+void TileCodec::sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                             const Pieces& pieces, DType dtype, const Consume<double>& consume,
+                             NoiseSample& noise) const {
+  sum_as(args, headers, pieces, dtype, consume, &noise);
 }
 
 std::shared_ptr<const TileCodec> inner_of(const PayloadHeader& header, const CodecInfo& outer) {

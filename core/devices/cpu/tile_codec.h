@@ -60,6 +60,12 @@ class TileCodec : public CpuCodec {
            DType dtype, const Consume<float>& consume) const final;
   void sum(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
            DType dtype, const Consume<double>& consume) const final;
+  void sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                    const Pieces& pieces, DType dtype, const Consume<float>& consume,
+                    NoiseSample& noise) const final;
+  void sum_measured(const ReduceArgs& args, std::span<const PayloadHeader> headers,
+                    const Pieces& pieces, DType dtype, const Consume<double>& consume,
+                    NoiseSample& noise) const final;
 
  private:
   class Writer;
@@ -70,13 +76,14 @@ class TileCodec : public CpuCodec {
   void decode_as(Bytes payload, std::uint64_t seed, Values out) const;
   template <class Real, class Arrive, class Use>
   void reduce_as(const ReduceArgs& args, std::span<const PayloadHeader> headers,
-                 const Pieces& pieces, DType dtype, Real* values, Arrive arrive, Use use) const;
+                 const Pieces& pieces, DType dtype, Real* values, Arrive arrive, Use use,
+                 NoiseSample* noise = nullptr) const;
   template <class Real>
   void reduce_into(const ReduceArgs& args, std::span<const PayloadHeader> headers,
                    Values out) const;
   template <class Real>
   void sum_as(const ReduceArgs& args, std::span<const PayloadHeader> headers, const Pieces& pieces,
-              DType dtype, const Consume<Real>& consume) const;
+              DType dtype, const Consume<Real>& consume, NoiseSample* noise = nullptr) const;
 };
 
 // The codec within a payload of `outer`: its number is the last of the header's params, which the

@@ -14,6 +14,7 @@
 #include "devices/cuda/cells.cuh"
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
+#include "devices/cuda/noise.h"
 #include "devices/cuda/queue.h"
 #include "devices/cuda/residual.cuh"
 
@@ -226,16 +227,42 @@ class SummingCodec : public CudaCodec {
       throw UnsupportedError("codec '" + second.spec() + "' cannot encode sums on a CUDA device");
     const auto& on = cuda_queue(queue);
     const CodecCall call(on.device().index);
-    if (const auto size = reduce_encode_at_once(args, *to, target, on)) return *size;
+    if (args.measures && (info().lossless || !info().fixed_size))
+      throw UnsupportedError("codec '" + spec() +
+                             "' cannot measure the noise between ranks on a CUDA device: send "
+                             "measured steps as a lossy codec of fixed size, such as block_float8");
+    const auto size = sum_and_encode(args, *to, target, on);
+    if (args.measures) measure_noise(args, target, on);
+    return size;
+  }
+
+ private:
+  std::size_t sum_and_encode(const ReduceArgs& args, const CudaCodec& to, const EncodeArgs& target,
+                             const CudaQueue& on) const {
+    if (const auto size = reduce_encode_at_once(args, to, target, on)) return *size;
     // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
     const auto [_, count, dtype] = target.in;
     const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
     const Scratch scratch(count * size_of(sums), on);
     const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
-    return to->encode_sums({scratch.data(), count, sums}, target, sources, on);
+    return to.encode_sums({scratch.data(), count, sums}, target, sources, on);
   }
 
- private:
+  // Decodes the contributions once more: rare enough not to burden the kernels that add them up.
+  void measure_noise(const ReduceArgs& args, const EncodeArgs& target, const CudaQueue& on) const {
+    const auto [_, count, dtype] = target.in;
+    const DType reals = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const std::size_t ranks = args.payloads.size();
+    const std::size_t stride = (count + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
+    const std::size_t bytes = stride * size_of(reals);
+    const Scratch scratch(ranks * bytes + noise_windows(count) * sizeof(NoiseWindow), on);
+    auto* const values = static_cast<std::byte*>(scratch.data());
+    for (std::size_t rank = 0; rank < ranks; ++rank)
+      decode_unrounded(args.payloads[rank], values + rank * bytes, target.in, on);
+    auto* const windows = reinterpret_cast<NoiseWindow*>(values + ranks * bytes);
+    launch_noise({values, reals, stride, ranks, count, windows, target.out.data()}, on);
+  }
+
   // Sums as `dtype` wants them, rounded to the type of `out`.
   virtual Sources reduce_as(const ReduceArgs& args, Values out, DType dtype,
                             const CudaQueue& on) const = 0;

@@ -14,11 +14,12 @@ from .block_float import BlockFloat, random_bits
 from .copies import Cast, Identity
 from .diff import Diff
 from .lossless import Lossless
+from .noise import statistics
 from .sparse import Sparse
 from .values import load, store
 
 __all__ = ["HEADER", "Lossless", "checksum", "decoded", "load", "mean", "model", "payload",
-           "random_bits", "store"]  # fmt: skip
+           "random_bits", "statistics", "store"]  # fmt: skip
 
 HEADER = struct.Struct("<IBBBBQQ4BIQQQQ")
 MAGIC = 0x504C4343
@@ -54,14 +55,14 @@ def _around(default: str, outer: Any, options: dict[str, Any], dtype: str) -> An
 
 
 def payload(codec: Any, values: np.ndarray, dtype_number: int, *, position: int = 0, seed: int = 0,
-            origin: int = 0) -> bytes:  # fmt: skip
+            origin: int = 0, statistics: int = 0) -> bytes:  # fmt: skip
     """Header and body of accumulator values."""
     body = codec.body(values, position, seed)
     bad = origin or not np.isfinite(values).all()
     flags = _HAS_CHECKSUM | (_HAS_NON_FINITE if bad else 0)
     kept = seed if getattr(codec, "rotated", False) else 0
     fields = [MAGIC, 1, codec.number, dtype_number, flags, values.size, len(body), *codec.params,
-              origin, kept, 0, checksum(body)]  # fmt: skip
+              origin, kept, statistics, checksum(body)]  # fmt: skip
     head = HEADER.pack(*fields, 0)[:-8]
     return head + struct.pack("<Q", checksum(head)) + body
 
