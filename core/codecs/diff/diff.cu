@@ -27,6 +27,8 @@ void copy(ConstValues from, void* to, const CudaQueue& on) {
   CCCLIB_CUDA(cudaMemcpyAsync, to, from.data, from.bytes(), cudaMemcpyDeviceToDevice, on.stream());
 }
 
+DType reals_of(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
+
 class DiffOnCuda final : public SummingCodec {
  public:
   explicit DiffOnCuda(std::shared_ptr<const Codec> codec)
@@ -44,32 +46,59 @@ class DiffOnCuda final : public SummingCodec {
     return encode_sums(args.in, args, Sources{}, cuda_queue(queue));
   }
 
+  void encode_all(std::span<const EncodeArgs> parts, Queue& queue) const override {
+    for_alike(
+        parts, [](const EncodeArgs& args) { return std::pair(args.in.count, args.in.dtype); },
+        [&](auto alike) { encode_together(alike, {}, Sources{}, cuda_queue(queue)); });
+  }
+
+  std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
+                          const CudaQueue& on) const override {
+    return encode_together({&args, 1}, values, sources, on);
+  }
+
   void decode(Bytes payload, Values out, Queue& queue) const override {
+    const DecodeArgs args{payload, out};
+    decode_all({&args, 1}, queue);
+  }
+
+  void decode_all(std::span<const DecodeArgs> parts, Queue& queue) const override {
     const auto& on = cuda_queue(queue);
     const CodecCall call(on.device().index);
-    add({&payload, 1}, out, out.dtype, {}, on.report(), on);
+    for_alike(
+        parts, [](const DecodeArgs& args) { return std::pair(args.out.count, args.out.dtype); },
+        [&](auto alike) {
+          std::vector<Bytes> payloads;
+          std::vector<Values> outs;
+          for (const auto& [payload, out] : alike) {
+            payloads.push_back(payload);
+            outs.push_back(out);
+          }
+          add(payloads, outs, outs[0].dtype, {}, on.report(), on);
+        });
   }
 
   Values decode_unrounded(Bytes payload, void* memory, ConstValues like,
                           const CudaQueue& on) const override {
-    const DType sums = like.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-    const Values out{memory, like.count, sums};
-    add({&payload, 1}, out, like.dtype, {}, nullptr, on);
+    const Values out{memory, like.count, reals_of(like.dtype)};
+    add({&payload, 1}, {&out, 1}, like.dtype, {}, nullptr, on);
     return out;
   }
-
-  std::size_t encode_sums(ConstValues values, const EncodeArgs& args, const Sources& sources,
-                          const CudaQueue& on) const override;
 
  private:
   Sources reduce_as(const ReduceArgs& args, Values out, DType dtype,
                     const CudaQueue& on) const override {
-    return add(args.payloads, out, dtype, mean_of(args.divisor, dtype), on.report(), on);
+    return add(args.payloads, {&out, 1}, dtype, mean_of(args.divisor, dtype), on.report(), on);
   }
 
-  // Payloads of `dtype`: their mean, or the values of one.
-  Sources add(std::span<const Bytes> payloads, Values out, DType dtype, std::optional<Mean> mean,
-              Report* report, const CudaQueue& on) const;
+  // Of the same count and dtype; `sums`: instead of the values of the one part. Returns a payload's
+  // size.
+  std::size_t encode_together(std::span<const EncodeArgs> args, std::optional<ConstValues> sums,
+                              const Sources& sources, const CudaQueue& on) const;
+
+  // Payloads of `dtype`: their mean in the one of `outs`, or the values of each.
+  Sources add(std::span<const Bytes> payloads, std::span<const Values> outs, DType dtype,
+              std::optional<Mean> mean, Report* report, const CudaQueue& on) const;
 
   // Of values of `dtype`.
   Known known(DType dtype) const {
@@ -87,80 +116,90 @@ class DiffOnCuda final : public SummingCodec {
   Prediction prediction_;
 };
 
-std::size_t DiffOnCuda::encode_sums(ConstValues values, const EncodeArgs& args,
-                                    const Sources& sources, const CudaQueue& on) const {
+std::size_t DiffOnCuda::encode_together(std::span<const EncodeArgs> args,
+                                        std::optional<ConstValues> sums, const Sources& sources,
+                                        const CudaQueue& on) const {
   const CodecCall call(on.device().index);
-  const auto seal = seal_of(args);
-  const std::size_t count = values.count, cells = cells_of(count);
-  const std::size_t most = inner_->max_encoded_bytes(count, args.in.dtype);
+  const auto first = sums.value_or(args[0].in);
+  const std::size_t count = first.count, cells = cells_of(count);
   const bool predicted = prediction_.number != 0 && count > 0;
-  const DType reals = values.dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+  const DType reals = reals_of(first.dtype);
+
+  // The scratch memory of a part; all begin at multiples of 16.
+  const std::size_t most = inner_->max_encoded_bytes(count, args[0].in.dtype);
   const std::size_t rest = predicted ? in_chunks(count * size_of(reals)) : 0;
   const std::size_t factors = predicted ? in_chunks(cells) : 0;
-  const std::size_t copied = predicted && !has_aligned_elements(values) ? values.bytes() : 0;
-  const Scratch scratch(rest + factors + in_chunks(most) + copied, on);
-  auto* const memory = static_cast<std::byte*>(scratch.data());
-  auto* const codes = reinterpret_cast<std::int8_t*>(memory + rest);
-  auto* const inner = memory + rest + factors;
-  if (predicted) {
-    if (copied) {
+  const std::size_t copied = predicted ? in_chunks(first.bytes()) : 0;
+  bool aligned = true;
+  for (const auto& each : args) aligned &= has_aligned_elements(sums.value_or(each.in));
+  const std::size_t stride = rest + factors + in_chunks(most) + (aligned ? 0 : copied);
+  const Scratch scratch(args.size() * stride, on);
+
+  SubtractTask subtract{first.dtype, count, {}, {}};
+  AssembleTask assemble{cells, inner_begin(count), 0, {}};
+  for (std::size_t i = 0; i < args.size(); ++i) {
+    auto* const memory = static_cast<std::byte*>(scratch.data()) + i * stride;
+    auto* const codes = reinterpret_cast<std::int8_t*>(memory + rest);
+    auto* const inner = memory + rest + factors;
+    auto values = sums.value_or(args[i].in);
+    if (predicted && !aligned) {
       copy(values, inner + in_chunks(most), on);
       values.data = inner + in_chunks(most);
     }
-    const SubtractTask task{{static_cast<const std::byte*>(values.data), values.dtype},
-                            count,
-                            args.position,
-                            known(args.in.dtype),
-                            memory,
-                            codes};
-    if (reals == DType::kFloat64)
-      launch(subtract_kernel<double>, on, cells, 1, task);
-    else
-      launch(subtract_kernel<float>, on, cells, 1, task);
-    values = {memory, count, reals};
+    subtract.parts.parts[i] = {static_cast<const std::byte*>(values.data), args[i].position, memory,
+                               codes};
+    assemble.parts.parts[i] = {{args[i].position, prediction_.number},
+                               predicted ? codes : nullptr,
+                               inner,
+                               seal_of(args[i])};
   }
-  if (count > 0) {
-    auto within = args;
+  if (predicted) {
+    subtract.known = known(args[0].in.dtype);
+    const auto kernel = reals == DType::kFloat64 ? subtract_kernel<double> : subtract_kernel<float>;
+    launch(kernel, on, cells, args.size(), subtract);
+  }
+  for (std::size_t i = 0; i < args.size() && count > 0; ++i) {
+    auto within = args[i];
     within.checksum = false;
     within.origin = 0;
-    within.out = {inner, most};
-    within_->encode_sums(values, within, Sources{}, on);
+    within.out = {const_cast<std::byte*>(assemble.parts.parts[i].inner), most};
+    const ConstValues left{subtract.parts.parts[i].rest, count, reals};
+    within_->encode_sums(predicted ? left : sums.value_or(within.in), within, Sources{}, on);
   }
-  const std::size_t bytes = seal.header.body_bytes;
-  const AssembleTask task{{args.position, prediction_.number},
-                          predicted ? codes : nullptr,
-                          cells,
-                          inner,
-                          inner_begin(count),
-                          bytes};
-  launch(assemble_kernel, on, (bytes / kPieceBytes + kLanes) / kLanes, 1, task, seal, sources,
-         on.workspace());
-  return sizeof(PayloadHeader) + bytes;
+  assemble.bytes = assemble.parts.parts[0].seal.header.body_bytes;
+  launch(assemble_kernel, on, (assemble.bytes / kPieceBytes + kLanes) / kLanes, args.size(),
+         assemble, sources, on.workspace());
+  return sizeof(PayloadHeader) + assemble.bytes;
 }
 
-Sources DiffOnCuda::add(std::span<const Bytes> payloads, Values out, DType dtype,
+Sources DiffOnCuda::add(std::span<const Bytes> payloads, std::span<const Values> outs, DType dtype,
                         std::optional<Mean> mean, Report* report, const CudaQueue& on) const {
-  const auto sources = sources_of(payloads, out.count, dtype);
-  const DType reals = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  const std::size_t stride = in_chunks(out.count * size_of(reals));
-  const std::size_t copied = has_aligned_elements(out) ? 0 : out.bytes();
-  const Scratch scratch(payloads.size() * stride + copied, on);
+  const std::size_t count = outs[0].count;
+  const auto sources = sources_of(payloads, count, dtype);
+  const DType reals = reals_of(dtype);
+  bool aligned = true;
+  for (const Values& out : outs) aligned &= has_aligned_elements(out);
+  const std::size_t stride = in_chunks(count * size_of(reals));
+  const std::size_t copied = aligned ? 0 : in_chunks(outs[0].bytes());
+  const Scratch scratch(payloads.size() * stride + outs.size() * copied, on);
   auto* const terms = static_cast<std::byte*>(scratch.data());
-  // Its kernels take any 64 bytes for a header where nobody wants a report.
-  const std::size_t begin = inner_begin(out.count),
-                    most = inner_->max_encoded_bytes(out.count, dtype);
+  auto* const copies = terms + payloads.size() * stride;
+
+  // The inner codec's kernels take any bytes for a header where nobody wants a report.
+  const std::size_t begin = inner_begin(count), most = inner_->max_encoded_bytes(count, dtype);
   std::vector<Bytes> within;
   for (const Bytes payload : payloads) within.push_back(payload.subspan(begin, most));
-  if (out.count > 0)
-    within_->decode_all_unrounded(within, terms, stride, {nullptr, out.count, dtype}, on);
-  auto* const to = copied ? terms + payloads.size() * stride : static_cast<std::byte*>(out.data);
-  const AddTask task{terms,     stride,    known(dtype),     to,
-                     out.dtype, out.count, mean.has_value(), mean.value_or(Mean{})};
-  if (reals == DType::kFloat64)
-    launch(add_kernel<double>, on, tiles_of(out.count), 1, task, sources, on.workspace(), report);
-  else
-    launch(add_kernel<float>, on, tiles_of(out.count), 1, task, sources, on.workspace(), report);
-  if (copied) copy({to, out.count, out.dtype}, out.data, on);
+  if (count > 0) within_->decode_all_unrounded(within, terms, stride, {nullptr, count, dtype}, on);
+
+  AddTask task{terms,         stride, known(dtype),     {},
+               outs[0].dtype, count,  mean.has_value(), mean.value_or(Mean{})};
+  for (std::size_t i = 0; i < outs.size(); ++i)
+    task.outs[i] = aligned ? static_cast<std::byte*>(outs[i].data) : copies + i * copied;
+  const auto kernel = reals == DType::kFloat64 ? add_kernel<double> : add_kernel<float>;
+  launch(kernel, on, tiles_of(count), outs.size(), task, sources, on.workspace(), report);
+  if (!aligned)
+    for (std::size_t i = 0; i < outs.size(); ++i)
+      copy({task.outs[i], count, outs[i].dtype}, outs[i].data, on);
   return sources;
 }
 

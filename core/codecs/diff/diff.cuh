@@ -95,12 +95,20 @@ __device__ inline double largest_of_warp(double mine) {
 inline constexpr int kRowsAtOnce = 8, kAtOnce = kRowsAtOnce * kLanes;
 inline constexpr int kRowsOfBlock = kBlock / kLanes;
 
-struct SubtractTask {
-  Array values;
-  std::uint64_t count, position;
-  Known known;
+// Of several tensors' parts, alike but for this.
+struct SubtractPart {
+  const std::byte* values;
+  std::uint64_t position;
   std::byte* rest;  // what the inner codec is given: as floats or doubles
   std::int8_t* factors;
+};
+struct SubtractTask {
+  DType dtype;
+  std::uint64_t count;
+  Known known;
+  Parts<SubtractPart> parts;
+
+  __device__ Array values() const { return {parts.mine().values, dtype}; }
 };
 
 // The factor of least squares. Lanes make a sum each: the first half of squares of predictions, the
@@ -113,8 +121,8 @@ __device__ inline int best_factor(const SubtractTask& task, std::uint64_t first,
 #pragma unroll 1
   for (int at = 0; at < n; at += kAtOnce) {
     Real values[kRowsAtOnce], known[kRowsAtOnce];
-    load_rows<false>(task.values, first + at, n - at, values);
-    load_rows<false>(task.known.values, task.position + first + at, n - at, known);
+    load_rows<false>(task.values(), first + at, n - at, values);
+    load_rows<false>(task.known.values, task.parts.mine().position + first + at, n - at, known);
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) {
       const Real product = values[r] * known[r], square = known[r] * known[r];
@@ -137,12 +145,13 @@ __device__ inline int best_factor(const SubtractTask& task, std::uint64_t first,
 // Writes what that factor leaves; whether it is smaller.
 template <class Real>
 __device__ inline bool subtract(const SubtractTask& task, std::uint64_t first, int n, Real factor) {
+  const SubtractPart& part = task.parts.mine();
   Real with = 0, without = 0;
 #pragma unroll 1
   for (int at = 0; at < n; at += kAtOnce) {
     Real values[kRowsAtOnce], rest[kRowsAtOnce];
-    load_rows<false>(task.values, first + at, n - at, values);
-    load_rows<false>(task.known.values, task.position + first + at, n - at, rest);
+    load_rows<false>(task.values(), first + at, n - at, values);
+    load_rows<false>(task.known.values, part.position + first + at, n - at, rest);
 #pragma unroll
     for (int r = 0; r < kRowsAtOnce; ++r) rest[r] = values[r] - factor * rest[r];
 #pragma unroll
@@ -158,7 +167,7 @@ __device__ inline bool subtract(const SubtractTask& task, std::uint64_t first, i
       without += before * before;
       with += after * after;
     }
-    store_rows_as<Real>(task.rest, first + at, n - at, rest);
+    store_rows_as<Real>(part.rest, first + at, n - at, rest);
   }
   return with < without;
 }
@@ -167,23 +176,24 @@ template <class Real>
 __global__ void __launch_bounds__(kThreads, kResident<Real>)
     subtract_kernel(__grid_constant__ const SubtractTask task) {
   begin();
+  const SubtractPart& part = task.parts.mine();
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps;
   std::uint64_t cell = std::uint64_t{blockIdx.x} * kWarps + threadIdx.x / kLanes;
   for (; cell * kCell < task.count; cell += stride) {
     const std::uint64_t first = cell * kCell, left = task.count - first;
     const int n = static_cast<int>(left < kCell ? left : kCell);
     int code = 0;
-    if (task.known.covers(task.position + first, n)) code = best_factor<Real>(task, first, n);
+    if (task.known.covers(part.position + first, n)) code = best_factor<Real>(task, first, n);
     if (code && !subtract(task, first, n, factor_of<Real>(code))) code = 0;
     if (code == 0) {
 #pragma unroll 1
       for (int at = 0; at < n; at += kAtOnce) {
         Real values[kRowsAtOnce];
-        load_rows<true>(task.values, first + at, n - at, values);
-        store_rows_as<Real>(task.rest, first + at, n - at, values);
+        load_rows<true>(task.values(), first + at, n - at, values);
+        store_rows_as<Real>(part.rest, first + at, n - at, values);
       }
     }
-    if (lane_id() == 0) task.factors[cell] = static_cast<std::int8_t>(code);
+    if (lane_id() == 0) part.factors[cell] = static_cast<std::int8_t>(code);
   }
 }
 
@@ -202,18 +212,23 @@ __device__ inline bool is_aligned(const std::byte* body) {
   return reinterpret_cast<std::uintptr_t>(body) % kPieceBytes == 0;
 }
 
-struct AssembleTask {
+struct AssemblePart {
   Front front;
   const std::int8_t* factors;  // none: all are 0
-  std::uint64_t cells;
   const std::byte* inner;      // the inner codec's payload, aligned
-  std::uint64_t begin, bytes;  // where its body begins, and where it ends
+  Seal seal;
+};
+struct AssembleTask {
+  std::uint64_t cells;
+  std::uint64_t begin, bytes;  // where the inner codec's body begins, and where it ends
+  Parts<AssemblePart> parts;
 };
 
-// Puts a payload together.
+// Puts payloads together.
 static __global__ void __launch_bounds__(kThreads)
-    assemble_kernel(__grid_constant__ const AssembleTask task, __grid_constant__ const Seal seal,
+    assemble_kernel(__grid_constant__ const AssembleTask task,
                     __grid_constant__ const Sources sources, Workspace* workspace) {
+  const auto& [front, factors, inner, seal] = task.parts.mine();
   begin();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   std::byte* const body = seal.payload + sizeof(PayloadHeader);
@@ -221,24 +236,24 @@ static __global__ void __launch_bounds__(kThreads)
   for_pieces(task.bytes, [&](std::uint64_t offset, int valid) {
     std::uint32_t words[kPieceBytes / 4] = {};
     if (offset == 0) {
-      words[0] = static_cast<std::uint32_t>(task.front.position);
-      words[1] = static_cast<std::uint32_t>(task.front.position >> 32);
-      words[2] = static_cast<std::uint32_t>(task.front.number);
-      words[3] = static_cast<std::uint32_t>(task.front.number >> 32);
+      words[0] = static_cast<std::uint32_t>(front.position);
+      words[1] = static_cast<std::uint32_t>(front.position >> 32);
+      words[2] = static_cast<std::uint32_t>(front.number);
+      words[3] = static_cast<std::uint32_t>(front.number >> 32);
     } else if (offset >= task.begin) {
-      const std::byte* const from = task.inner + sizeof(PayloadHeader) + (offset - task.begin);
+      const std::byte* const from = inner + sizeof(PayloadHeader) + (offset - task.begin);
       read_words(from, valid, valid == kPieceBytes, words);
-    } else if (task.factors) {
+    } else if (factors) {
       const std::uint64_t cell = offset - kFront;
       const auto left = static_cast<std::int64_t>(task.cells - cell);
-      read_words(reinterpret_cast<const std::byte*>(task.factors) + cell,
-                 clamp_bytes(left, kPieceBytes), false, words);
+      read_words(reinterpret_cast<const std::byte*>(factors) + cell, clamp_bytes(left, kPieceBytes),
+                 false, words);
     }
     write_words(body + offset, valid, aligned && valid == kPieceBytes, words);
     totals.written += checksum_at(offset, words);
   });
   if (task.bytes > 0 && blockIdx.x == 0 && threadIdx.x == 0 &&
-      (std::to_integer<int>(task.inner[offsetof(PayloadHeader, flags)]) & kHasNonFinite))
+      (std::to_integer<int>(inner[offsetof(PayloadHeader, flags)]) & kHasNonFinite))
     totals.flags |= kFoundNonFinite;
   finish(workspace, totals, nullptr, &seal);
 }
@@ -247,11 +262,13 @@ struct AddTask {
   const std::byte* terms;  // what the inner codec makes of each payload: floats or doubles
   std::uint64_t stride;    // bytes from one to the next
   Known known;
-  std::byte* out;
-  DType dtype;  // of `out`, whose elements are aligned
+  std::byte* outs[kMostParts];
+  DType dtype;  // of them, whose elements are aligned
   std::uint64_t count;
-  bool sums;  // else there is one payload, which is decoded
+  bool sums;  // of all payloads into the first; else each is decoded into its own
   Mean mean;
+
+  __device__ std::byte* out() const { return outs[blockIdx.y]; }
 };
 
 __device__ inline Front read_front(const std::byte* body) {
@@ -271,7 +288,7 @@ __device__ inline Real add_back(Real difference, Real factor, Real known) {
 
 __device__ inline void store_out(const AddTask& task, std::uint64_t first, int n,
                                  double (&values)[kPerLane]) {
-  store_rows_as<double>(task.out, first, n, values);
+  store_rows_as<double>(task.out(), first, n, values);
 }
 __device__ inline void store_out(const AddTask& task, std::uint64_t first, int n,
                                  float (&values)[kPerLane]) {
@@ -282,9 +299,9 @@ __device__ inline void store_out(const AddTask& task, std::uint64_t first, int n
         for (float& value : values)  // decoding must not invent an Inf
           if (isfinite(value)) value = fminf(fmaxf(value, -65504.0f), 65504.0f);
       }
-      return store_rows_as<Half>(task.out, first, n, values);
-    case DType::kBFloat16: return store_rows_as<BFloat>(task.out, first, n, values);
-    default: return store_rows_as<float>(task.out, first, n, values);
+      return store_rows_as<Half>(task.out(), first, n, values);
+    case DType::kBFloat16: return store_rows_as<BFloat>(task.out(), first, n, values);
+    default: return store_rows_as<float>(task.out(), first, n, values);
   }
 }
 
@@ -293,9 +310,12 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
     add_kernel(__grid_constant__ const AddTask task, __grid_constant__ const Sources sources,
                Workspace* workspace, Report* report) {
   begin();
-  Totals totals = inspect(sources, report);
+  const int first_source = task.sums ? 0 : static_cast<int>(blockIdx.y);
+  const int end = task.sums ? sources.count : first_source + 1;
+  Totals totals =
+      inspect(sources.payloads + first_source, end - first_source, sources.expected, report);
   if (report)
-    for (int j = 0; j < sources.count; ++j) {
+    for (int j = first_source; j < end; ++j) {
       const std::byte* const body = sources.payloads[j] + sizeof(PayloadHeader);
       const bool aligned = is_aligned(body);
       for_pieces(sources.expected.body_bytes, [&](std::uint64_t offset, int valid) {
@@ -314,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
     Real sums[kPerLane], known[kPerLane];
     std::uint64_t loaded = ~std::uint64_t{0};  // the position of what is in `known`
 #pragma unroll 1
-    for (int j = 0; j < sources.count; ++j) {
+    for (int j = first_source; j < end; ++j) {
       const std::byte* const body = sources.payloads[j] + sizeof(PayloadHeader);
       const int code = std::to_integer<std::uint8_t>(body[kFront + cell]);
       const auto factor = factor_of<Real>(static_cast<std::int8_t>(code));
@@ -324,8 +344,9 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
         predicted = front.number == task.known.number &&
                     task.known.covers(front.position + cell * kCell, of_cell);
         if (!predicted && report && lane_id() == 0) {
-          report->prediction = {front.number, front.position, task.known.number, task.known.count};
-          report->predicts_otherwise = 1;
+          auto& found = report[blockIdx.y];
+          found.prediction = {front.number, front.position, task.known.number, task.known.count};
+          found.predicts_otherwise = 1;
         }
         const std::uint64_t position = front.position + first;
         if (predicted && position != loaded) {
@@ -341,7 +362,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
         if (predicted) term[r] = add_back(term[r], factor, known[r]);
         // Others, who see no damage, must not take it for a value.
         if (code && !predicted) term[r] = nan_of<Real>();
-        sums[r] = j == 0 ? term[r] : sums[r] + term[r];
+        sums[r] = j == first_source ? term[r] : sums[r] + term[r];
       }
     }
     if (task.sums) {

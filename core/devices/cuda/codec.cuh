@@ -86,6 +86,17 @@ inline Mean mean_of(double divisor, DType dtype) {
   return {divisor, single, reciprocal, exact, moderate, dtype == DType::kFloat16};
 }
 
+// use(run) for each run of parts that a launch may have together.
+template <class Part, class Key, class Use>
+void for_alike(std::span<const Part> parts, Key key, Use use) {
+  while (!parts.empty()) {
+    std::size_t n = 1;
+    while (n < parts.size() && n < kMostParts && key(parts[n]) == key(parts[0])) ++n;
+    use(parts.first(n));
+    parts = parts.subspan(n);
+  }
+}
+
 // What one CUDA codec asks of another.
 class CudaCodec : public Codec {
  public:

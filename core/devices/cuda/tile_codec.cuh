@@ -211,17 +211,6 @@ class CudaTileCodec : public SummingCodec {
   static constexpr bool kHasCells =
       requires(const Kernels& kernels) { kernels.body_size(DType::kFloat32); };
 
-  // use(run) for each run of parts that a launch may have together.
-  template <class Part, class Key, class Use>
-  static void for_alike(std::span<const Part> parts, Key key, Use use) {
-    while (!parts.empty()) {
-      std::size_t n = 1;
-      while (n < parts.size() && n < kMostParts && key(parts[n]) == key(parts[0])) ++n;
-      use(parts.first(n));
-      parts = parts.subspan(n);
-    }
-  }
-
   // `sums`: instead of the values of the one part.
   std::size_t encode_values(std::span<const EncodeArgs> args, const Sources& sources,
                             const CudaQueue& on, std::optional<ConstValues> sums = {}) const {
