@@ -10,15 +10,16 @@ namespace {
 // chunk: memory in flight must not grow with the number of ranks.
 struct Sizes {
   std::size_t least, most, of_chunk;
-  std::size_t chunks;  // more hide no more of the pipeline's filling and draining
 };
 // A message over sockets costs about 40 us of CPU at either end: below 64 kB that takes over on a
 // 1 Gbit/s link, and the faster the link, the larger. Large chunks give several threads enough to
 // do. (docs/performance.md has the measurements.)
-constexpr Sizes kSingly{64 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024, 8};
+constexpr Sizes kSingly{64 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024};
 // A group of NCCL's costs the host as much, and the device, where it starts, 100 us; a device's
 // codec takes so little time that few chunks hide it. (docs/gpu.md)
-constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 8 * 1024 * 1024, 12};
+constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 8 * 1024 * 1024};
+// More chunks hide no more of the pipeline's filling and draining.
+constexpr std::size_t kChunks = 12;
 // What one-shot may send per rank: it saves a round trip but sends everything to everyone.
 constexpr std::size_t kOneShotBytes = 32 * 1024;
 constexpr std::size_t kWindow = 2;
@@ -51,8 +52,8 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
     args.chunk = split ? values : values / owners;
   } else {
     // As many chunks as make a shard's payload about the target, all of one size.
+    const std::size_t wanted = payload / (shards * kChunks);
     const auto& sizes = args.receive_ahead ? kSingly : kInGroups;
-    const std::size_t wanted = payload / (shards * sizes.chunks);
     const std::size_t target =
         std::min(std::clamp(wanted, sizes.least, sizes.most), sizes.of_chunk / owners);
     const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * target));

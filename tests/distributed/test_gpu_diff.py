@@ -46,7 +46,7 @@ def _steps(device, config, dtype, *, bad=None, skipped=None, steps=7):
             world = [seen_alike(r, count, dtype, step) for r in range(dist.get_world_size())]
             if step == bad:
                 world[0][1234] = float("inf")
-            mean = world[dist.get_rank()].to(device)
+            mean = world[dist.get_rank()].to(device, copy=True)
             cccl.torch.all_reduce(mean, group=group, config=config, label=label)
             found.append(digest(mean))
             exact = sum(w.double() for w in world) / len(world)
