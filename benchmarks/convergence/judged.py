@@ -19,6 +19,9 @@ _SMOOTHED = 20  # steps of a training loss
 _COLORS = ("#4c78a8", "#f58518", "#54a24b", "#e45756", "#72b7b2", "#b279a2", "#9d755d", "#eeca3b")
 
 
+_NAMED = ("fixed", "noise budget", "sparse", "PyTorch's hooks")  # in the figure; others crowd there
+
+
 def report(file: Path, figures: Path | None, margin: float) -> str:
     """Tables in Markdown, of each workload; its figures go into a folder."""
     runs = load(file)
@@ -168,7 +171,7 @@ def _draw_over_bits(axis: Any, rows: Sequence[Mapping[str, Any]], margin: float)
         half = [50 * (row["interval"][1] - row["interval"][0]) for row in own]
         axis.errorbar([row["bits"] for row in own], middle, yerr=half, fmt="o", ms=4,
                       color=color, label=group)  # fmt: skip
-        for row, height in zip(own, middle, strict=True):
+        for row, height in zip(own, middle, strict=True) if group in _NAMED else ():
             axis.annotate(row["way"], (row["bits"], height), fontsize=6, xytext=(3, 3),
                           textcoords="offset points")  # fmt: skip
     axis.set_xscale("log", base=2)
