@@ -13,6 +13,7 @@
 #include <mutex>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 
 #include "api/error.h"
@@ -78,19 +79,20 @@ class Workers {
     bool wakes;
     {
       const std::lock_guard lock(mutex_);
-      while (threads_ + 1 < std::min(codec_threads(), pieces.size())) start();
+      while (threads_ + 1 < std::min(codec_threads(), pieces.size()) && start()) ++threads_;
       job_ = &job;
       ++jobs_;
       wakes = asleep_ > 0;
     }
     if (wakes) wake_.notify_all();
     job.take_part();
-    std::unique_lock lock(mutex_);
-    job_ = nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      job_ = nullptr;
+    }
     const auto left = [&] { return job.helpers == 0; };
-    lock.unlock();
     if (!spin(left)) {
-      lock.lock();
+      std::unique_lock lock(mutex_);
       left_.wait(lock, left);
     }
     if (job.error) std::rethrow_exception(job.error);
@@ -119,10 +121,15 @@ class Workers {
     }
   };
 
-  // Threads are never joined: they sleep until the process ends.
-  void start() {
-    std::thread([this, seen = jobs_.load()] { serve(seen); }).detach();
-    ++threads_;
+  // Threads are never joined: they sleep until the process ends. Where the system has none to
+  // give, there are fewer.
+  bool start() {
+    try {
+      std::thread([this, seen = jobs_.load()] { serve(seen); }).detach();
+      return true;
+    } catch (const std::system_error&) {
+      return false;
+    }
   }
 
   // `seen`: how many jobs came before.
