@@ -131,6 +131,32 @@ def test_a_child_that_was_forked_codes_alone():
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
+_WITHOUT_THREADS = """
+import os, resource, threading, numpy as np
+from cccl import _core
+_core.set_codec_threads(5)
+core, number = _core.make_codec("block_float8", {}), _core.dtypes()["float32"][0]
+values = np.linspace(-1, 1, 600_001, dtype=np.float32)
+out = np.zeros(core.max_encoded_bytes(values.size, number), np.uint8)
+resource.setrlimit(resource.RLIMIT_NPROC, (1, 1))
+if os.getuid() == 0:  # whom the limit does not hold for
+    os.setuid(65534)
+try:
+    threading.Thread(target=print).start()
+except RuntimeError:
+    core.encode(values.ctypes.data, values.size, number, out.ctypes.data, out.nbytes, 0, 0, True)
+    print("coded")
+"""
+
+
+def test_where_the_system_has_no_thread_to_give_the_caller_codes_alone():
+    """A limit, as containers have one."""
+    found = subprocess.run(
+        [sys.executable, "-c", _WITHOUT_THREADS], capture_output=True, text=True, check=False
+    )
+    assert found.stdout == "coded\n", found.stderr
+
+
 @pytest.mark.parametrize("threads", [65, 1000])
 def test_too_many_threads_are_refused(threads):
     with pytest.raises(cccl.ConfigError, match="1 to 64"):
