@@ -178,9 +178,9 @@ void set_codec_threads(std::size_t threads) {
 }
 
 Pieces pieces_of(std::size_t count, std::size_t unit, std::size_t bytes) {
-  const std::size_t threads = codec_threads(), fit = count * bytes / kPieceBytes;
-  const std::size_t pieces = threads == 1 ? 1 : std::clamp<std::size_t>(fit, 1, 2 * threads);
-  const std::size_t units = std::max<std::size_t>(1, (count + unit - 1) / unit);
+  const std::size_t fit = count * bytes / kPieceBytes;
+  if (fit < 2 || codec_threads() == 1) return Pieces::one(count);
+  const std::size_t pieces = std::min(fit, 2 * codec_threads()), units = (count + unit - 1) / unit;
   return {count, (units + pieces - 1) / pieces * unit};
 }
 
