@@ -126,6 +126,7 @@ def measure(what: str, values: torch.Tensor, options: argparse.Namespace) -> lis
 
 def main() -> None:
     """Prints the table."""
+    _core.set_codec_threads(1)
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--size", choices=SIZES, default="medium", help="of the model")
     parser.add_argument("--steps", type=int, default=150, help="of training")
