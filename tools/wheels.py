@@ -79,7 +79,10 @@ def build_wheel(sdist: Path, flavour: str, fetch: bool = False, folder: str = ""
     environment["SKBUILD_CMAKE_DEFINE"] = ";".join(define)
     with scratch() as where:
         with tarfile.open(sdist) as archive:
-            archive.extractall(where, filter="data")
+            # Releases before 3.11.4, as Debian 12 has, know no filters. It is our own archive.
+            archive.extractall(
+                where, **{"filter": "data"} if hasattr(tarfile, "data_filter") else {}
+            )
         source = where / sdist.name.removesuffix(".tar.gz")
         built, tagged = where / "built", where / "tagged"
         stamp(source / "pyproject.toml", flavour)
