@@ -29,8 +29,6 @@ rank, step = dist.get_rank(), 0
 gradient = torch.randn(1000)
 model = torch.nn.Linear(64, 64)
 ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))
-with open("cluster.toml", "a") as file:
-    file.write("" if file.tell() else '[cccl]\\ncompression_type = "auto"\\n')
 dist.barrier()
 """
 AFTER = "dist.barrier()\ndist.destroy_process_group()\n"
@@ -65,6 +63,7 @@ def outcomes(tmp_path_factory) -> dict[str, list[tuple[bool, str]]]:
         one.close()
     listed = [block | {"port": ports[2 * i]} for i, block in enumerate(RUN)]
     (folder / "blocks.json").write_text(json.dumps(listed))
+    (folder / "cluster.toml").write_text('[cccl]\ncompression_type = "auto"\n')
     script = Path(__file__).with_name("snippets.py")
     ranks = [
         subprocess.Popen([sys.executable, script, str(rank), "2", "blocks.json"], cwd=folder)
