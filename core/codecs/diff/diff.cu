@@ -27,8 +27,6 @@ void copy(ConstValues from, void* to, const CudaQueue& on) {
   CCCLIB_CUDA(cudaMemcpyAsync, to, from.data, from.bytes(), cudaMemcpyDeviceToDevice, on.stream());
 }
 
-DType reals_of(DType dtype) { return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32; }
-
 class DiffOnCuda final : public SummingCodec {
  public:
   explicit DiffOnCuda(std::shared_ptr<const Codec> codec)
@@ -80,7 +78,7 @@ class DiffOnCuda final : public SummingCodec {
 
   Values decode_unrounded(Bytes payload, void* memory, ConstValues like,
                           const CudaQueue& on) const override {
-    const Values out{memory, like.count, reals_of(like.dtype)};
+    const Values out{memory, like.count, sums_of(like.dtype)};
     add({&payload, 1}, {&out, 1}, like.dtype, {}, nullptr, on);
     return out;
   }
@@ -123,7 +121,7 @@ std::size_t DiffOnCuda::encode_together(std::span<const EncodeArgs> args,
   const auto first = sums.value_or(args[0].in);
   const std::size_t count = first.count, cells = cells_of(count);
   const bool predicted = prediction_.number != 0 && count > 0;
-  const DType reals = reals_of(first.dtype);
+  const DType reals = sums_of(first.dtype);
 
   // The scratch memory of a part; all begin at multiples of 16.
   const std::size_t most = inner_->max_encoded_bytes(count, args[0].in.dtype);
@@ -176,7 +174,7 @@ Sources DiffOnCuda::add(std::span<const Bytes> payloads, std::span<const Values>
                         std::optional<Mean> mean, Report* report, const CudaQueue& on) const {
   const std::size_t count = outs[0].count;
   const auto sources = sources_of(payloads, count, dtype);
-  const DType reals = reals_of(dtype);
+  const DType reals = sums_of(dtype);
   bool aligned = true;
   for (const Values& out : outs) aligned &= has_aligned_elements(out);
   const std::size_t stride = in_chunks(count * size_of(reals));

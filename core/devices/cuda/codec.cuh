@@ -77,6 +77,11 @@ inline std::uint64_t tiles_of(std::uint64_t count) {
   return (count + kTileValues - 1) / kTileValues;
 }
 
+// In which values of a dtype are added up.
+inline DType sums_of(DType dtype) {
+  return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+}
+
 inline Mean mean_of(double divisor, DType dtype) {
   int exponent;
   const auto single = static_cast<float>(divisor);
@@ -242,7 +247,7 @@ class SummingCodec : public CudaCodec {
     if (const auto size = reduce_encode_at_once(args, to, target, on)) return *size;
     // Codecs of different kinds, doubles, and what is costly to encode, meet in memory.
     const auto [_, count, dtype] = target.in;
-    const DType sums = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const DType sums = sums_of(dtype);
     const Scratch scratch(count * size_of(sums), on);
     const auto sources = reduce_as(args, {scratch.data(), count, sums}, dtype, on);
     return to.encode_sums({scratch.data(), count, sums}, target, sources, on);
@@ -251,7 +256,7 @@ class SummingCodec : public CudaCodec {
   // Decodes the contributions once more: rare enough not to burden the kernels that add them up.
   void measure_noise(const ReduceArgs& args, const EncodeArgs& target, const CudaQueue& on) const {
     const auto [_, count, dtype] = target.in;
-    const DType reals = dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
+    const DType reals = sums_of(dtype);
     const std::size_t ranks = args.payloads.size();
     const std::size_t stride = (count + kChunkBytes - 1) / kChunkBytes * kChunkBytes;
     const std::size_t bytes = stride * size_of(reals);

@@ -183,10 +183,6 @@ class CudaTileCodec : public SummingCodec {
   }
 
  private:
-  static DType sums_of(DType dtype) {
-    return dtype == DType::kFloat64 ? DType::kFloat64 : DType::kFloat32;
-  }
-
   // By one launch; nobody is told of damage.
   void decode_floats(std::span<const Bytes> payloads, std::byte* memory, std::size_t stride,
                      ConstValues like, const CudaQueue& on) const {
