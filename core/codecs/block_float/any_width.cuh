@@ -161,7 +161,7 @@ template <class Quantiser, int kBlock>
 struct AnyEncoder : Blocks<kBlock> {
   using Values = void;
   using Real = float;
-  static constexpr bool kNanBits = false;
+  static constexpr bool kNanBits = false, kCostly = kBlock == 0;
   Quantiser quantiser;
   Rotation rotation;
 

@@ -16,7 +16,7 @@ using Rows = Chunk<kChunkBytes>[kRows];
 template <class Step>
 __device__ void for_byte_tiles(Span span, std::uint64_t bytes, Step step) {
   span.aligned &= bytes % 4 == 0 || span.count % kTileValues != 0;
-  for_tiles(span, [&](const auto& tile) { step(tile, tile.first * 4); });
+  for_tiles<true>(span, [&](const auto& tile) { step(tile, tile.first * 4); });
 }
 
 static __global__ void __launch_bounds__(kThreads)

@@ -7,7 +7,8 @@
 //   void prepare() const;             fills the thread block's shared memory, if it needs any
 //   void renew();                     optional: reads what a kernel in front may have changed
 //   static constexpr bool kDoubles;   optional: whether it is for float64 too
-//   static constexpr bool kCostly;    optional: sums are encoded by a kernel of their own
+//   static constexpr bool kCostly;    optional: slow or seldom used, so little code is spent on it:
+//                                     sums are encoded by a kernel of their own
 //   static constexpr bool kBusy;      optional: encoding takes far longer than loading
 //   // Optional: the bits of the least float that is taken for an Inf, and what values are to be
 //   // multiplied with first, a power of two.
@@ -75,30 +76,37 @@ __device__ inline void begin() {
 #endif
 }
 
+// Whether whole tiles of aligned memory have code of their own. Doubles and costly encoders are
+// seldom used, and their code would take up a tenth of a wheel.
+template <class T>
+inline constexpr bool kHasDirect = sizeof(T) < sizeof(double);
+
 // step(tile, fetched, next) for each tile that this warp has, with what fetch(tile) returned. A
 // step calls next() once it is done with `fetched`: where kPipelined, the loads for the next tile
 // then run beside the rest of it.
-template <bool kPipelined, class Fetch, class Step>
+template <bool kPipelined, bool kDirect, class Fetch, class Step>
 __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
   __shared__ alignas(kStagingBytes) std::byte staging[kWarps][kStagingBytes];
   const int warp = static_cast<int>(threadIdx.x) / kLanes;
   const std::uint64_t stride = std::uint64_t{gridDim.x} * kWarps * kTileValues;
-  const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
   std::uint64_t first = (std::uint64_t{blockIdx.x} * kWarps + warp) * kTileValues;
-  const auto whole = [&](std::uint64_t at) {
-    return WarpTile<true>{at,          span.count,  span.position + at,
-                          at + stride, kTileValues, staging[warp]};
-  };
-  if (first < direct) {
-    auto fetched = fetch(whole(first));
-    for (;;) {
-      const std::uint64_t following = first + stride;
-      step(whole(first), fetched, [&] {
-        if (kPipelined && following < direct) fetched = fetch(whole(following));
-      });
-      first = following;
-      if (first >= direct) break;
-      if (!kPipelined) fetched = fetch(whole(first));
+  if constexpr (kDirect) {
+    const std::uint64_t direct = span.aligned ? span.count / kTileValues * kTileValues : 0;
+    const auto whole = [&](std::uint64_t at) {
+      return WarpTile<true>{at,          span.count,  span.position + at,
+                            at + stride, kTileValues, staging[warp]};
+    };
+    if (first < direct) {
+      auto fetched = fetch(whole(first));
+      for (;;) {
+        const std::uint64_t following = first + stride;
+        step(whole(first), fetched, [&] {
+          if (kPipelined && following < direct) fetched = fetch(whole(following));
+        });
+        first = following;
+        if (first >= direct) break;
+        if (!kPipelined) fetched = fetch(whole(first));
+      }
     }
   }
   for (; first < span.count; first += stride) {
@@ -112,9 +120,9 @@ __device__ inline void for_tiles(const Span& span, Fetch fetch, Step step) {
 }
 
 // The same for steps that fetch nothing.
-template <class Step>
+template <bool kDirect, class Step>
 __device__ inline void for_tiles(const Span& span, Step step) {
-  for_tiles<false>(
+  for_tiles<false, kDirect>(
       span, [](const auto&) { return 0; }, [&](const auto& tile, int, auto) { step(tile); });
 }
 
@@ -131,6 +139,12 @@ inline constexpr bool kIsBusy = false;
 template <class Coder>
   requires(Coder::kBusy)
 inline constexpr bool kIsBusy<Coder> = true;
+
+template <class Encoder>
+inline constexpr bool kIsCostly = false;
+template <class Encoder>
+  requires(Encoder::kCostly)
+inline constexpr bool kIsCostly<Encoder> = true;
 
 template <class Coder, class T>
 inline constexpr int kResidentCoder = kIsBusy<Coder> ? kResidentSums<T> : kResident<T>;
@@ -153,7 +167,7 @@ __global__ void __launch_bounds__(kThreads, kResidentCoder<Encoder, T>)
   if constexpr (requires { encoder.renew(); }) encoder.renew();
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(part.seal.payload, totals.written);
-  for_tiles(part.span, [&](const auto& tile) {
+  for_tiles<kHasDirect<T> && !kIsCostly<Encoder>>(part.span, [&](const auto& tile) {
     constexpr int kVector = kVectorRead<Encoder, T, std::decay_t<decltype(tile)>::kDirect>;
     typename Encoder::Real tile_values[kPerLane];
     read_values<T, Encoder::kNanBits, kVector>(tile, part.values, tile_values);
@@ -171,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kResidentCoder<Decoder, T>)
   begin();
   Totals totals = inspect(&part.payload, 1, part.expected, report);
   const BodyReader in(part.payload);
-  for_tiles<false>(
+  for_tiles<false, kHasDirect<T>>(
       part.span,
       [&](const auto& tile) {
         // Beside a stream of writes a read takes long. Asking for more than the next tile would
@@ -293,7 +307,7 @@ __device__ inline void for_sums(const Span& span, const Sources& sources, const 
   constexpr int kMost = kIsBusy<Decoder> ? 1 : kFit;
   using Group = Terms<Decoder, kVector, kMost>;
   const bool grouped = sources.count >= kMost;
-  for_tiles<true>(
+  for_tiles<true, kHasDirect<Real>>(
       span,
       [&](const auto& tile) {
         Group group;

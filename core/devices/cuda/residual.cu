@@ -30,7 +30,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
   constexpr int kVector = kVectorOf<Real>;
   begin();
   const Residual residual = resolve(task.residual);
-  for_tiles(span, [&](const auto& tile) {
+  for_tiles<kHasDirect<Real>>(span, [&](const auto& tile) {
     Real values[kPerLane];
     float kept[kPerLane];
     read_reals<kVector>(tile, task.values, task.dtype, values);
@@ -49,7 +49,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<Real>)
   begin();
   const Residual residual = resolve(task.residual);
   bool spoiled = false;
-  for_tiles(span, [&](const auto& tile) {
+  for_tiles<kHasDirect<Real>>(span, [&](const auto& tile) {
     Real decoded[kPerLane], values[kPerLane];
     float lost[kPerLane];
     read_reals<kVector>(tile, task.values, task.dtype, decoded);

@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kThreads, kResidentSums<float>)
   Totals totals = inspect(sources, nullptr);  // for their flags: sums of them are encoded here
   BodyWriter out(seal.payload, totals.written);
   const BodyReader in(seal.payload);
-  for_tiles(span, [&](const auto& tile) {
+  for_tiles<true>(span, [&](const auto& tile) {
     float values[kPerLane], other[kPerLane];
     read_floats<kVector>(tile, task.values, task.dtype, values);
     load_residual<kVector>(residual, tile, other);

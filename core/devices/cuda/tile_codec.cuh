@@ -54,13 +54,6 @@ template <class Encoder, class Decoder>
 inline constexpr bool kDecodedBy<Encoder, Decoder> =
     std::is_same_v<typename Encoder::DecodedBy, Decoder>;
 
-// Whether sums are encoded by the kernel that adds them up.
-template <class Encoder>
-inline constexpr bool kFused = true;
-template <class Encoder>
-  requires(Encoder::kCostly)
-inline constexpr bool kFused<Encoder> = false;
-
 template <class Kernels>
 class CudaTileCodec : public SummingCodec {
  public:
@@ -253,7 +246,8 @@ class CudaTileCodec : public SummingCodec {
 
   bool is_fused(const EncodeArgs& target) const {
     bool fused = false;
-    kernels_.with_encoder(target, [&]<class Encoder>(const Encoder&) { fused = kFused<Encoder>; });
+    kernels_.with_encoder(target,
+                          [&]<class Encoder>(const Encoder&) { fused = !kIsCostly<Encoder>; });
     return fused;
   }
 
@@ -267,7 +261,7 @@ class CudaTileCodec : public SummingCodec {
     first.kernels_.with_decoder(dtype, count, [&]<class Decoder>(Decoder decoder) {
       kernels_.with_encoder(target, [&]<class Encoder>(Encoder encoder) {
         if constexpr (std::is_same_v<typename Decoder::Values, typename Encoder::Values> &&
-                      serves_sums<Encoder, float> && kFused<Encoder>)
+                      serves_sums<Encoder, float> && !kIsCostly<Encoder>)
           launch(reduce_encode_kernel<Decoder, Encoder>, on, tiles_of(count), 1, span, decoder,
                  encoder, mean_of(args.divisor, dtype), seal, sources, on.workspace(), on.report());
       });
