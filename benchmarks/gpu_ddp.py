@@ -1,9 +1,11 @@
-"""Step times of a GPT's data-parallel training on GPUs: plain DDP, PyTorch's hooks, and ours.
+"""Step times of a GPT's training on GPUs: plain DDP, PyTorch's hooks, and ours; or FSDP2.
 
 Runs as one rank of several, e.g. on four hosts behind 10 Gbit/s that share one GPU:
 
     python benchmarks/netlab.py run --hosts 4 --rate 10gbit --mtu 9000 -- \
         python benchmarks/gpu_ddp.py --json
+
+or with a GPU each: torchrun --nproc-per-node gpu benchmarks/gpu_ddp.py --model 1b [--sharded]
 """
 
 import argparse
@@ -18,6 +20,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 import cccl
@@ -27,13 +31,21 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "examples"))
 from corpus import load, sample
 from gpt import GPT, Size
 
-SIZE = Size(layers=12, width=768, heads=12, context=512, batch=8)
+MODELS = {
+    "86m": Size(layers=12, width=768, heads=12, context=512, batch=8),
+    "1b": Size(layers=22, width=1920, heads=15, context=512, batch=8),
+}
+SHARDED_WAYS = ("fp32", "bf16", "block_float8", "block_float4")
 WAYS = ("none", "fp32", "bf16", "powersgd", "block_float8", "block_float4")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ways", nargs="+", default=WAYS, choices=WAYS)
+    parser.add_argument("--ways", nargs="+", choices=WAYS, help="default: all")
+    parser.add_argument("--model", choices=MODELS, default="86m")
+    parser.add_argument(
+        "--sharded", action="store_true", help="FSDP2 in place of DDP; ways: how gradients go"
+    )
     parser.add_argument(
         "--settings", nargs="+", default=[""], help="of ours, e.g. chunk_size=8MiB,window=1"
     )
@@ -45,7 +57,7 @@ def main() -> None:
     device = torch.device("cuda", torch.cuda.current_device())
     dist.init_process_group("nccl", device_id=device)
     try:
-        for way in options.ways:
+        for way in options.ways or (SHARDED_WAYS if options.sharded else WAYS):
             for settings in options.settings if way.startswith("block_float") else [""]:
                 row = measure(way, settings, device, options)
                 if dist.get_rank() == 0:
@@ -59,16 +71,20 @@ def measure(
 ) -> dict[str, Any]:
     """Median step of the slowest rank, and what the hook cost the host."""
     torch.manual_seed(0)
-    model = GPT(SIZE).to(device)
+    size = MODELS[options.model]
+    model: torch.nn.Module = GPT(size).to(device)
     parameters = sum(p.numel() for p in model.parameters())
-    model = DistributedDataParallel(model, device_ids=[device], gradient_as_bucket_view=True)
     host: list[float] = []
-    attach(model, way, settings, host)
+    if options.sharded:
+        model = sharded(model, way)
+    else:
+        model = DistributedDataParallel(model, device_ids=[device], gradient_as_bucket_view=True)
+        attach(model, way, settings, host)
     optimizer = torch.optim.AdamW(model.parameters(), 3e-4, fused=True)
     text, _ = load()
     generator = torch.Generator().manual_seed(dist.get_rank())
     batches = [
-        [t.to(device) for t in sample(text, SIZE.batch, SIZE.context, generator)] for _ in range(8)
+        [t.to(device) for t in sample(text, size.batch, size.context, generator)] for _ in range(8)
     ]
     cccl.reset_stats()
     times, backward, losses = [], [], []
@@ -113,6 +129,8 @@ def measure(
     hooks = host[len(host) // 3 :]
     return {
         "way": way,
+        "model": options.model,
+        "sharded": options.sharded,
         "settings": settings,
         "world_size": dist.get_world_size(),
         "parameters": parameters,
@@ -122,6 +140,19 @@ def measure(
         "hook_host_us": 1e6 * statistics.median(hooks) if hooks else 0.0,
         "loss": losses[-1],
     }
+
+
+def sharded(model: GPT, way: str) -> torch.nn.Module:
+    """Of blocks, whose parameters are gathered in bfloat16; `way`: how gradients are scattered."""
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    reduced = torch.bfloat16 if way == "bf16" else torch.float32
+    policy = MixedPrecisionPolicy(torch.bfloat16, reduced)
+    for block in model.blocks:
+        fully_shard(block, mesh=mesh, mp_policy=policy)
+    fully_shard(model, mesh=mesh, mp_policy=policy)
+    if way.startswith("block_float"):
+        cccl.torch.compress_fsdp(model, {"compression_type": way, "strict": True})
+    return model
 
 
 def attach(model: DistributedDataParallel, way: str, settings: str, host: list[float]) -> None:

@@ -85,9 +85,9 @@ std::shared_ptr<Transport> external_transport(int rank, int size, nb::object tra
 // `channel` has exchange(bytes, number, seconds) -> bytes of all ranks, tell(reason) and
 // heard(wait) -> reason or "".
 std::shared_ptr<Transport> nccl_transport(int rank, int size, int device, int lanes, int max_ctas,
-                                          double deadline, nb::object channel) {
+                                          bool direct, double deadline, nb::object channel) {
   const auto object = shared(std::move(channel));
-  nccl::SideChannel side;
+  SideChannel side;
   side.exchange = [object](Bytes mine, MutableBytes all, std::uint64_t number, Seconds limit) {
     in_python([&] {
       const auto found = nb::cast<nb::bytes>(
@@ -104,7 +104,7 @@ std::shared_ptr<Transport> nccl_transport(int rank, int size, int device, int la
   side.heard = [object](bool wait) {
     return in_python([&] { return nb::cast<std::string>(object->attr("heard")(wait)); });
   };
-  const nccl::Options options{rank, size, device, lanes, max_ctas, Seconds(deadline)};
+  const nccl::Options options{rank, size, device, lanes, max_ctas, direct, Seconds(deadline)};
   return nccl::make_transport(options, std::move(side));
 }
 
@@ -289,7 +289,8 @@ void register_communicator(nb::module_& module) {
   module.def("loopback", make_loopback);
   module.def("external_transport", external_transport);
   module.def("nccl_transport", nccl_transport, nb::arg("rank"), nb::arg("size"), nb::arg("device"),
-             nb::arg("lanes"), nb::arg("max_ctas"), nb::arg("deadline"), nb::arg("channel"));
+             nb::arg("lanes"), nb::arg("max_ctas"), nb::arg("direct"), nb::arg("deadline"),
+             nb::arg("channel"));
   module.def("nccl_version", [] {
     const auto found = nccl::version();
     return nb::make_tuple(found.number, nccl::text_of_version(found.number), found.path);

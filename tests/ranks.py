@@ -53,7 +53,7 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _init_group(rank: int, world: int, backend: str) -> None:
+def _init_group(rank: int, world: int, backend: str, near: bool) -> None:
     import torch
     import torch.distributed as dist
 
@@ -65,9 +65,13 @@ def _init_group(rank: int, world: int, backend: str) -> None:
         device = torch.device("cuda", rank % torch.cuda.device_count())
         torch.cuda.set_device(device)
     dist.init_process_group(backend, timeout=timedelta(seconds=_GROUP_SECONDS), device_id=device)
+    if near:  # NCCL has read it
+        os.environ.pop("NCCL_HOSTID", None)
 
 
-def _work(rank: int, world: int, port: int, connection: Any, backend: str | None) -> None:
+def _work(
+    rank: int, world: int, port: int, connection: Any, backend: str | None, near: bool
+) -> None:
     import cccl
 
     for variable in [v for v in os.environ if v.startswith("CCCL_")]:
@@ -80,7 +84,7 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str | None
     os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port), RANK=str(rank),
                       WORLD_SIZE=str(world), LOCAL_RANK=str(rank))  # fmt: skip
     if backend:
-        _init_group(rank, world, backend)
+        _init_group(rank, world, backend, near)
     signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored where a shell's & began it
     connection.send(None)
     while True:
@@ -109,16 +113,17 @@ def _work(rank: int, world: int, port: int, connection: Any, backend: str | None
 
 
 class Ranks:
-    """`world` processes of one group, of a backend or, with "", of none. None: without torch."""
+    """`world` processes of one group, of a backend or, with "", of none. None: without torch.
+    `near`: to CCCL they are of one host, though they may share a GPU."""
 
-    def __init__(self, world: int, *, backend: str | None = "gloo"):
+    def __init__(self, world: int, *, backend: str | None = "gloo", near: bool = False):
         self.world = world
         port = free_port()
         self._connections, self._processes = [], []
         for rank in range(world):
             ours, theirs = _CONTEXT.Pipe()
             process = _CONTEXT.Process(
-                target=_work, args=(rank, world, port, theirs, backend), daemon=True
+                target=_work, args=(rank, world, port, theirs, backend, near), daemon=True
             )
             process.start()
             theirs.close()
@@ -195,8 +200,8 @@ class Ranks:
 class Pools:
     """One set of processes per world size, started anew where a test left one unusable."""
 
-    def __init__(self, backend: str | None = "gloo") -> None:
-        self._backend = backend
+    def __init__(self, backend: str | None = "gloo", **options: Any) -> None:
+        self._options = {"backend": backend, **options}
         self._pools: dict[int, Ranks] = {}
 
     def __call__(self, world: int) -> Ranks:
@@ -204,7 +209,7 @@ class Pools:
         if pool is None or not pool.alive:
             if pool is not None:
                 pool.close()
-            pool = self._pools[world] = Ranks(world, backend=self._backend)
+            pool = self._pools[world] = Ranks(world, **self._options)
         return pool
 
     def discard(self) -> None:

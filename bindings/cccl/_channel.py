@@ -83,8 +83,9 @@ class StoreChannel:
     def nccl(self, device: int, config: Config, seconds: float) -> Any:
         """The NCCL transport of its ranks, which connects when it is first used."""
         return _core.nccl_transport(
-            self.rank, self.size, device, config.nccl_lanes, config.nccl_max_ctas, seconds, self
-        )
+            self.rank, self.size, device, config.nccl_lanes, config.nccl_max_ctas,
+            config.peer_memory == "auto", seconds, self,
+        )  # fmt: skip
 
     def exchange(self, mine: bytes, number: int, seconds: float) -> bytes:
         """What all ranks pass, in their order."""

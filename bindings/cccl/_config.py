@@ -182,6 +182,11 @@ class Config:
     nccl_max_ctas: int = 0
     """Thread blocks (multiprocessors) that each of these may take; 0: NCCL's own choice."""
 
+    peer_memory: str = "auto"
+    """Where all GPUs of a group reach each other's memory by NVLink, "auto" has kernels read
+    payloads there, without NCCL; "off": never. Of codecs whose payloads have a fixed size, in
+    all_reduce, reduce_scatter and all_gather. What a group's first use says counts."""
+
     debug: bool = False
     """On a GPU, wait for and check each step of the pipeline: an error then names it. Slow."""
 

@@ -142,6 +142,7 @@ RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
                  and parse_bytes(v, "min_size") >= 0),
     "nccl_lanes": ("an integer from 1 to 8", lambda v: is_int(1)(v) and v <= 8),
     "nccl_max_ctas": ("an integer from 0 to 64", lambda v: is_int(0)(v) and v <= 64),
+    "peer_memory": _one_of("auto", "off"),
     "debug": ("true or false", _is_bool),
     "attach_ddp": ("true or false", _is_bool),
 }  # fmt: skip

@@ -49,6 +49,7 @@ def add_commands(commands: Any) -> None:
     collective.add_argument("--chunk-size", default="auto", help="bytes of values per chunk")
     collective.add_argument("--window", default="auto", help="chunks between post and wait")
     collective.add_argument("--algorithm", default="auto", help="auto, two_shot or one_shot")
+    collective.add_argument("--peer-memory", default="auto", help="auto or off (CUDA)")
     collective.add_argument("--no-checksum", action="store_true", help="leave checksums out")
     collective.add_argument(
         "--beside-python",

@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <span>
 #include <string>
 
@@ -50,6 +51,26 @@ class Transport {
   // Later work in `queue` sees the transfers done. Throws DeadlineError, naming the peers waited
   // for, once `deadline` passed without progress, and TransportError if a peer is lost.
   virtual void wait(std::span<const Request> requests, Queue& queue, Seconds deadline) = 0;
+
+  // Between a post() and work that does not wait for it: the transfers start before that.
+  virtual void flush(Queue& /*queue*/) {}
+
+  // A collective's last wait(), and what was received has been read.
+  virtual void finish(std::span<const Request> requests, Queue& queue, Seconds deadline) {
+    if (!requests.empty()) wait(requests, queue, deadline);
+  }
+
+  // A transport between the same ranks that is to be preferred for payloads of fixed size, or null.
+  // All ranks ask, for the first time together.
+  virtual Transport* direct() { return nullptr; }
+
+  // Whether a transfer moves nothing: a payload is read where its sender has it. Both ends then lay
+  // out memory of allocator() alike, which all ranks ask for as much of, in one order. `places`:
+  // how many are going to.
+  virtual bool reads_in_place() const { return false; }
+  virtual std::unique_ptr<Allocator> allocator(std::size_t /*places*/) { return nullptr; }
+  // What `peer` has where `mine` is in this rank's memory.
+  virtual std::byte* at_peer(const std::byte* /*mine*/, int /*peer*/) const { return nullptr; }
 
   // Fills `all` with what each rank passes, in rank order; the host waits. `number` is equal on
   // all ranks, and new at each call. False where post() can do it: it takes host memory.

@@ -110,7 +110,7 @@ Engine::~Engine() = default;
 
 Engine::Workplace Engine::workplace_on(std::unique_ptr<Queue> queue) const {
   auto pool = std::make_unique<Pool>(platform_->allocator_for(*queue));
-  return {std::move(queue), std::move(pool), {}, {}, nullptr, nullptr};
+  return {std::move(queue), std::move(pool), nullptr, {}, {}, nullptr, nullptr};
 }
 
 Engine::Workplace& Engine::take_workplace(const CollectiveCall& call) {
@@ -128,7 +128,7 @@ Engine::Workplace& Engine::take_workplace(const CollectiveCall& call) {
 
 Engine::Captured& Engine::place_of_capture(std::uint64_t capture) {
   auto& place = captured_[capture];
-  if (!place.queue) place = {platform_->new_queue(), platform_->new_counter()};
+  if (!place.queue) place = {platform_->new_queue(), platform_->new_counter(), nullptr};
   return place;
 }
 
@@ -281,6 +281,16 @@ std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t seque
   return digest;
 }
 
+// The transport that carries the call instead of transport_, if one can.
+Transport* Engine::direct_for(const CollectiveCall& call) {
+  const bool captures = platform_->queue_on(call.stream)->capture();
+  // Ranks look for it at their first collective, which cannot be a captured one.
+  if (transport_->size() == 1 || (captures && agreed_.empty())) return nullptr;
+  auto* const direct = transport_->direct();
+  const bool is_fixed = call.contribution->info().fixed_size && call.result->info().fixed_size;
+  return is_fixed && !has_root(call.collective) ? direct : nullptr;
+}
+
 void Engine::perform(Launched& launched) {
   const auto& call = launched.call;
   const auto sequence = sequence_++;
@@ -289,7 +299,10 @@ void Engine::perform(Launched& launched) {
   args.rank = transport_->rank();
   args.size = transport_->size();
   args.root = call.root;
-  args.receive_ahead = transport_->receive_ahead();
+  auto* const direct = direct_for(call);
+  auto& transport = direct ? *direct : *transport_;
+  args.receive_ahead = transport.receive_ahead();
+  args.in_place = transport.reads_in_place();
   args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   const auto feedback = feedback_of(call);
   const bool remembers = feedback.sender || feedback.owner;
@@ -298,7 +311,7 @@ void Engine::perform(Launched& launched) {
   args = tune(std::move(args), tuning, *call.contribution, *call.result, call.in.dtype,
               remembers ? residual_granularity(feedback.type) : 1);
   const Plan plan(args);
-  launched.algorithm = name_of(args.algorithm);
+  launched.algorithm = std::string(name_of(args.algorithm)) + (args.in_place ? ", in place" : "");
 
   const auto callers = platform_->queue_on(call.stream);
   const auto capture = callers->capture();
@@ -377,8 +390,11 @@ void Engine::perform(Launched& launched) {
         if (other.end) job.earlier.push_back(other.end);
     }
     Pool own(platform_->allocator_for(queue));  // of a graph, which keeps it
-    launched.run =
-        run_pipeline(plan, job, *transport_, *platform_, queue, place ? *place->pool : own);
+    auto& shared = place ? place->shared : graph->shared;
+    if (direct && !shared)
+      shared = std::make_unique<Pool>(direct->allocator(place ? eager_.size() : 1));
+    auto& pool = direct ? *shared : place ? *place->pool : own;
+    launched.run = run_pipeline(plan, job, transport, *platform_, queue, pool);
     if (!on_host) platform_->fill_nan(call.out, failed_, queue);
     if (launched.state) platform_->spoil(launched.state->spoiled, failed_, queue);
   } else {

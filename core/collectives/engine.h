@@ -105,7 +105,7 @@ class Engine {
   // Where a collective's work runs, and what the last one there read and wrote.
   struct Workplace {
     std::unique_ptr<Queue> queue;
-    std::unique_ptr<Pool> pool;
+    std::unique_ptr<Pool> pool, shared;  // `shared`: of what other ranks read in place
     ConstValues in, out;
     std::shared_ptr<Event> end, end_before;  // of the last one and of the one before
   };
@@ -115,8 +115,10 @@ class Engine {
   struct Captured {  // a graph's
     std::unique_ptr<Queue> queue;
     std::shared_ptr<std::uint64_t> runs;
+    std::unique_ptr<Pool> shared;
   };
   Captured& place_of_capture(std::uint64_t capture);
+  Transport* direct_for(const CollectiveCall& call);
   void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.

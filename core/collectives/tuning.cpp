@@ -18,11 +18,14 @@ constexpr Sizes kSingly{64 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024};
 // A group of NCCL's costs the host as much, and the device, where it starts, 100 us; a device's
 // codec takes so little time that few chunks hide it. (docs/gpu.md)
 constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 8 * 1024 * 1024};
+// Where payloads are read in place, codecs and link work at once within a chunk: chunks only bound
+// the memory. (docs/gpu.md)
+constexpr Sizes kInPlace{64 * 1024 * 1024, 64 * 1024 * 1024, 256 * 1024 * 1024};
 // More chunks hide no more of the pipeline's filling and draining.
 constexpr std::size_t kChunks = 12;
 // What one-shot may send per rank: it saves a round trip but sends everything to everyone.
 constexpr std::size_t kOneShotBytes = 32 * 1024;
-constexpr std::size_t kWindow = 2;
+constexpr std::size_t kWindow = 2, kWindowInPlace = 1;
 
 std::size_t round_up(std::size_t n, std::size_t granularity) {
   return std::max<std::size_t>(1, (n + granularity - 1) / granularity) * granularity;
@@ -34,7 +37,8 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
               DType dtype, std::size_t residual_granularity) {
   args.granularity =
       std::lcm(std::lcm(contribution.granularity(), result.granularity()), residual_granularity);
-  args.window = tuning.window ? tuning.window : kWindow;
+  const std::size_t window = args.in_place ? kWindowInPlace : kWindow;
+  args.window = tuning.window ? tuning.window : window;
   const std::size_t ranks = static_cast<std::size_t>(args.size);
   const std::size_t most = args.counts.empty() ? 0 : *std::ranges::max_element(args.counts);
   const std::size_t payload =
@@ -53,7 +57,7 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
   } else {
     // As many chunks as make a shard's payload about the target, all of one size.
     const std::size_t wanted = payload / (shards * kChunks);
-    const auto& sizes = args.receive_ahead ? kSingly : kInGroups;
+    const auto& sizes = args.in_place ? kInPlace : args.receive_ahead ? kSingly : kInGroups;
     const std::size_t target =
         std::min(std::clamp(wanted, sizes.least, sizes.most), sizes.of_chunk / owners);
     const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * target));

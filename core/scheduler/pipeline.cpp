@@ -43,7 +43,9 @@ class Run {
         if (job_.debug) check_step();
       }
       for (auto& requests : slots_.all_requests()) await(requests);
-      wait();
+      if (!grouped_) post();
+      measure(&RunStats::exposed, nullptr,
+              [&] { transport_.finish(awaited_, queue_, job_.deadline); });
     });
     return std::move(run_);
   }
@@ -115,7 +117,19 @@ class Run {
     return buffer.first(sizeof(PayloadHeader) + body);
   }
 
+  // The sender's buffer, of a plan without a root.
+  std::byte* at_sender(const Op& op) const {
+    const bool sends_to_owners =
+        op.buffer == Buffer::kContribution && plan_.args().algorithm == Algorithm::kTwoShot;
+    const auto* const same = sends_to_owners
+                                 ? slots_.own_payload(op, Buffer::kOutgoing, plan_.args().rank)
+                                 : slots_.own_payload(op, op.buffer, op.index);
+    return transport_.at_peer(same, op.peer);
+  }
+
   void queue_transfer(Direction direction, const Op& op) {
+    if (direction == Direction::kReceive && transport_.reads_in_place())
+      slots_.place(op, at_sender(op));
     const bool known = direction == Direction::kSend && !grouped_;
     const auto& codec = slots_.codec_of(op.buffer);
     const auto bytes = known ? content(slots_.payload(op), codec) : slots_.payload(op);
@@ -190,6 +204,7 @@ class Run {
     const auto args = encode_args(op, job_.in.part(op.values.offset, op.values.count), seed);
     if (!sample_.first) sample_ = {&codec, args};
     if (job_.sender && op.kind == OpKind::kEncode) {
+      transport_.flush(queue_);
       measure(&RunStats::encode, "cccl_compress",
               [&] { platform_.encode(codec, args, job_.sender->from(sender_place(op)), queue_); });
       if (on_host_) run_.sent_non_finite |= (header_of(args.out).flags & kHasNonFinite) != 0;
@@ -200,6 +215,7 @@ class Run {
   }
 
   void run_batches() {
+    if (!encodes_.empty() || !decodes_.empty()) transport_.flush(queue_);
     if (!encodes_.empty())
       measure(&RunStats::encode, "cccl_compress", [&] { encoder_->encode_all(encodes_, queue_); });
     encodes_.clear();
@@ -251,6 +267,7 @@ class Run {
     const auto where = "step " + std::to_string(step_) + " of " + std::to_string(plan_.steps()) +
                        " of the pipeline: ";
     try {
+      transport_.flush(queue_);
       wait_on_host(*queue_.record(), transport_, job_.deadline);
       if (const auto found = job_.findings(); found.damage) std::rethrow_exception(found.damage);
     } catch (const CorruptPayloadError& error) {
@@ -281,6 +298,7 @@ class Run {
     const ConstValues shape{nullptr, op.count, job_.in.dtype};
     const auto sources = contributions(op);
     const auto target = encode_args(op, shape, job_.result_seed);
+    transport_.flush(queue_);
     measure(&RunStats::reduce, "cccl_decompress", [&] {
       if (job_.owner)
         platform_.reduce_encode(*job_.contribution, sources, *job_.result, target,
@@ -294,6 +312,7 @@ class Run {
   void deliver(const Op& op) {
     const auto args = contributions(op);
     const auto out = job_.out.part(op.values.offset, op.values.count);
+    transport_.flush(queue_);
     measure(&RunStats::reduce, "cccl_decompress", [&] {
       job_.contribution->reduce(args, out, queue_);
       if (on_host_) run_.stats.non_finite |= has_non_finite(out);

@@ -70,6 +70,7 @@ struct PlanArgs {
   std::size_t granularity = 1;      // shards begin at multiples of it
   std::size_t window = 2;           // chunks between a post and its wait
   std::size_t receive_ahead = 1;    // chunks that a receive is posted before its matching send
+  bool in_place = false;            // payloads are read where their sender has them
 };
 
 class Plan {

@@ -21,9 +21,11 @@ class Slots {
         dtype_(dtype),
         contribution_bytes_(aligned(contribution.max_encoded_bytes(plan.max_shard(), dtype))),
         result_bytes_(aligned(result.max_encoded_bytes(plan.max_shard(), dtype))),
-        slot_bytes_(ranks_ * (2 * contribution_bytes_ + result_bytes_)),
+        places_(plan.args().in_place ? 1 : ranks_),
+        slot_bytes_((ranks_ + places_) * contribution_bytes_ + places_ * result_bytes_),
         memory_(pool.reserve(depth_ * slot_bytes_)),
-        requests_(depth_ * ranks_ * 3) {}
+        requests_(depth_ * ranks_ * 3),
+        elsewhere_(requests_.size()) {}
 
   const Codec& codec_of(Buffer kind) const {
     return kind == Buffer::kResult ? result_ : contribution_;
@@ -31,22 +33,37 @@ class Slots {
 
   // The room of a payload of as many values as the operation has.
   MutableBytes payload(const Op& op, Buffer kind, int index) const {
-    std::byte* at = memory_ + op.chunk % depth_ * slot_bytes_;
-    if (kind != Buffer::kOutgoing) at += ranks_ * contribution_bytes_;
-    if (kind == Buffer::kResult) at += ranks_ * contribution_bytes_;
-    at += index * (kind == Buffer::kResult ? result_bytes_ : contribution_bytes_);
-    return {at, codec_of(kind).max_encoded_bytes(op.count, dtype_)};
+    const auto bytes = codec_of(kind).max_encoded_bytes(op.count, dtype_);
+    if (std::byte* const there = elsewhere_[number_of(op, kind, index)]) return {there, bytes};
+    return {own_payload(op, kind, index), bytes};
   }
   MutableBytes payload(const Op& op) const { return payload(op, op.buffer, op.index); }
 
+  // Its place in this rank's memory, and in that of all others.
+  std::byte* own_payload(const Op& op, Buffer kind, int index) const {
+    std::byte* at = memory_ + op.chunk % depth_ * slot_bytes_;
+    if (kind == Buffer::kOutgoing) return at + index * contribution_bytes_;
+    at += ranks_ * contribution_bytes_;
+    const std::size_t place = places_ == 1 ? 0 : index;  // alone, it is this rank's
+    if (kind == Buffer::kContribution) return at + place * contribution_bytes_;
+    return at + places_ * contribution_bytes_ + place * result_bytes_;
+  }
+
+  // The payload is read from there from now on, instead of where it would be received.
+  void place(const Op& op, std::byte* there) {
+    elsewhere_[number_of(op, op.buffer, op.index)] = there;
+  }
+
   // Of transfers that are posted and not awaited.
   std::vector<Request>& requests(const Op& op) {
-    const std::size_t kind = static_cast<std::size_t>(op.buffer);
-    return requests_[(op.chunk % depth_ * 3 + kind) * ranks_ + op.index];
+    return requests_[number_of(op, op.buffer, op.index)];
   }
   std::vector<std::vector<Request>>& all_requests() { return requests_; }
 
  private:
+  std::size_t number_of(const Op& op, Buffer kind, int index) const {
+    return (op.chunk % depth_ * 3 + static_cast<std::size_t>(kind)) * ranks_ + index;
+  }
   static std::size_t aligned(std::size_t bytes) {
     return (bytes + kPayloadAlignment - 1) / kPayloadAlignment * kPayloadAlignment;
   }
@@ -54,9 +71,12 @@ class Slots {
   const std::size_t ranks_, depth_;
   const Codec &contribution_, &result_;
   const DType dtype_;
-  const std::size_t contribution_bytes_, result_bytes_, slot_bytes_;
+  const std::size_t contribution_bytes_, result_bytes_;
+  const std::size_t places_;  // for contributions to this rank, and for results
+  const std::size_t slot_bytes_;
   std::byte* const memory_;
   std::vector<std::vector<Request>> requests_;  // per buffer
+  std::vector<std::byte*> elsewhere_;           // likewise: where it is not in memory_
 };
 
 }  // namespace cccl

@@ -135,7 +135,7 @@ class Call:
     def perform(self) -> None:
         """Sends it compressed and waits: the host on a CPU, the current stream on a GPU."""
         if self.input.is_cuda:
-            self.submit().wait()
+            self._submit_to_stream(has_future=False).wait()
             return
         # Without a callback, for which the core's thread would have to take the GIL before this
         # one is woken.
@@ -187,10 +187,12 @@ class Call:
         work._core = self._start(self._communicator(), sent, received, on_done=finish)
         return work
 
-    def _submit_to_stream(self) -> Work:
-        """Behind the current stream's work. The future is complete at once, for streams to wait."""
+    def _submit_to_stream(self, *, has_future: bool = True) -> Work:
+        """Behind the current stream's work. The future is complete at once, for streams to wait;
+        without one, the current stream waits."""
         device, capturing = self.input.device, is_capturing(self.input)
-        work = Work(self.output, host_waits=self.config.non_finite == "raise" and not capturing)
+        host_waits = self.config.non_finite == "raise" and not capturing
+        work = Work(self.output, host_waits=host_waits, has_future=has_future)
         found = self._communicator()
         sent, received = self._staged()
         current = torch.cuda.current_stream(device)
@@ -207,6 +209,10 @@ class Call:
         )  # fmt: skip
         if self.policy is not None and self.choice is not None and not capturing:
             self.policy.follow(self.choice, work._core, time.perf_counter() - begun)
+        if not has_future:
+            work._core.precede(device.index, current.cuda_stream)
+            copy_back(received, self.output)
+            return work
         # The stream that made the output has the future complete. One of our own beside it would be
         # in the way: streams share the device's few queues, where one that waits blocks others.
         ends = found.streams.get(work._core.stream)

@@ -38,11 +38,16 @@ class Work:
     a GPU that holds for what is submitted to the current stream behind `wait()`.
     """
 
-    def __init__(self, result: torch.Tensor, *, host_waits: bool = True) -> None:
+    def __init__(
+        self, result: torch.Tensor, *, host_waits: bool = True, has_future: bool = True
+    ) -> None:
+        """`has_future`: false where the current stream will see the result without it."""
         self._result, self._host_waits = result, host_waits
         self._kept: Any = None  # tensors that the core reads and writes by address
-        devices = [result.device] if result.is_cuda else None
-        self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        if has_future:
+            devices = [result.device] if result.is_cuda else None
+            self._future: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        self._on_stream = result.is_cuda and has_future
         self._core: Any = None
         self._failure: Exception | None = None  # of what follows the core's work
 
@@ -67,7 +72,7 @@ class Work:
                 raise DeadlineError(f"the collective was not done after {seconds:g} s")
         elif (known := self._core.error()) is not None:
             raise known
-        if self._result.is_cuda:
+        if self._on_stream:
             self._future.wait()  # for the current stream
         if self._failure is not None:
             raise self._failure

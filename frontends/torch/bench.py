@@ -61,6 +61,7 @@ def _config(name: str, options: argparse.Namespace) -> Config:
         window=int(options.window) if options.window.isdigit() else options.window,
         algorithm=options.algorithm,
         checksum=not options.no_checksum,
+        peer_memory=options.peer_memory,
         deadline=options.deadline,
         collective_filter=(options.collective,),
     )  # fmt: skip

@@ -23,6 +23,13 @@ def _gpu_pools():
     pools.discard()
 
 
+@pytest.fixture(scope="session")
+def _near_pools():
+    pools = Pools("cpu:gloo,cuda:nccl", near=True)
+    yield pools
+    pools.discard()
+
+
 @pytest.fixture
 def ranks(request, _pools):
     """`ranks(world)` are processes of one gloo group, shared by the tests that behave."""
@@ -37,6 +44,14 @@ def gpu_ranks(request, _gpu_pools):
     yield _gpu_pools
     if getattr(request.node, "failed", False):
         _gpu_pools.discard()
+
+
+@pytest.fixture
+def near_ranks(request, _near_pools):
+    """The same, that CCCL takes for ranks of one host."""
+    yield _near_pools
+    if getattr(request.node, "failed", False):
+        _near_pools.discard()
 
 
 @pytest.fixture

@@ -94,6 +94,7 @@ BAD = {
     "min_size": [-1, "4 elephants", "auto", None, 1.5, True],
     "nccl_lanes": [0, 9, "two", None, True],
     "nccl_max_ctas": [-1, 65, 1.5, True],
+    "peer_memory": ["on", True, None],
     "debug": ["yes", 1, None],
     "attach_ddp": [1, None],
 }
@@ -153,6 +154,7 @@ GOOD = {
     "deadline": [None, 1, 0.5],
     "nccl_lanes": [1, 8],
     "nccl_max_ctas": [0, 64],
+    "peer_memory": ["auto", "off"],
     "non_finite": ["propagate", "raise"],
 }
 

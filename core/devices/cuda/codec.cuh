@@ -15,6 +15,7 @@
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
 #include "devices/cuda/noise.h"
+#include "devices/cuda/peers.h"
 #include "devices/cuda/queue.h"
 #include "devices/cuda/residual.cuh"
 
@@ -199,8 +200,11 @@ class CudaCodec : public Codec {
       const auto& [payload, out] = args[i];
       const auto expected = sources_of({&payload, 1}, out.count, out.dtype).expected;
       const bool aligned = all_aligned(payload.data(), out.data);
-      parts.parts[i] = {
-          static_cast<std::byte*>(out.data), {units, 0, aligned}, payload.data(), expected};
+      parts.parts[i] = {static_cast<std::byte*>(out.data),
+                        {units, 0, aligned},
+                        payload.data(),
+                        expected,
+                        !is_peer_memory(payload.data())};
     }
     return parts;
   }

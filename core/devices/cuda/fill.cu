@@ -12,14 +12,10 @@ constexpr int kThreads = 1024;
 // lies in host memory: all becomes NaN or nothing does.
 __global__ void fill_kernel(unsigned char* out, std::size_t bytes, std::uint64_t pattern, int size,
                             const volatile std::uint32_t* flag, const volatile Report* report) {
-  __shared__ bool wanted;
-  if (threadIdx.x == 0) {
-    wanted = !flag || *flag != 0;
-    for (int i = 0; i < kMostParts; ++i)
-      wanted |= (report[i].damaged | report[i].predicts_otherwise) != 0;
-  }
-  __syncthreads();
-  if (!wanted) return;
+  const int part = static_cast<int>(threadIdx.x);
+  bool mine = part == kMostParts && (!flag || *flag != 0);
+  if (part < kMostParts) mine = (report[part].damaged | report[part].predicts_otherwise) != 0;
+  if (!__syncthreads_or(mine)) return;
   for (std::size_t i = threadIdx.x; i < bytes; i += kThreads)
     out[i] = static_cast<unsigned char>(pattern >> 8 * (i % size));
 }

@@ -56,6 +56,7 @@ struct DecodePart {
   Span span;
   const std::byte* payload;
   PayloadHeader expected;
+  bool is_near;  // the payload lies in this GPU's memory
 };
 
 // What a sum of several payloads becomes. A power of two is multiplied by its exact reciprocal.
@@ -190,7 +191,7 @@ __global__ void __launch_bounds__(kThreads, kResidentCoder<Decoder, T>)
       [&](const auto& tile) {
         // Beside a stream of writes a read takes long. Asking for more than the next tile would
         // push that out again (measured: 3 tiles cost 10 %); where little is written it costs too.
-        if (std::decay_t<decltype(tile)>::kDirect && tile.ahead < tile.count)
+        if (std::decay_t<decltype(tile)>::kDirect && part.is_near && tile.ahead < tile.count)
           decoder.prefetch(tile, in);
         return decoder.template fetch<kVector>(tile, in);
       },

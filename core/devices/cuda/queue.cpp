@@ -71,18 +71,56 @@ std::shared_ptr<Report> take_report() {
           }};
 }
 
+// To make one takes longer than to record it. Never destroyed, as the driver goes earlier.
+class Events {
+ public:
+  static Events& of(int device, bool timed) {
+    static std::mutex mutex;
+    static auto& all = *new std::map<std::pair<int, bool>, Events>;
+    const std::lock_guard lock(mutex);
+    auto& events = all[{device, timed}];
+    events.timed_ = timed;
+    return events;
+  }
+
+  cudaEvent_t take() {
+    {
+      const std::lock_guard lock(mutex_);
+      if (!unused_.empty()) {
+        const auto event = unused_.back();
+        unused_.pop_back();
+        return event;
+      }
+    }
+    cudaEvent_t event = nullptr;
+    CCCLIB_CUDA(cudaEventCreateWithFlags, &event,
+                timed_ ? cudaEventDefault : cudaEventDisableTiming);
+    return event;
+  }
+  void give_back(cudaEvent_t event) {
+    const std::lock_guard lock(mutex_);
+    unused_.push_back(event);
+  }
+
+ private:
+  bool timed_ = false;
+  std::mutex mutex_;
+  std::vector<cudaEvent_t> unused_;
+};
+
 class CudaEvent final : public Event {
  public:
   CudaEvent(int device, cudaStream_t stream, std::shared_ptr<Report> report, bool timed)
-      : device_(device), report_(std::move(report)) {
-    CCCLIB_CUDA(cudaEventCreateWithFlags, &event_,
-                timed ? cudaEventDefault : cudaEventDisableTiming);
+      : device_(device),
+        report_(std::move(report)),
+        events_(Events::of(device, timed)),
+        event_(events_.take()) {
     const auto status = cudaEventRecord(event_, stream);
     if (status == cudaSuccess) return;
-    cudaEventDestroy(event_);
+    events_.give_back(event_);
     check(status, "cudaEventRecord");
   }
-  ~CudaEvent() override { cudaEventDestroy(event_); }
+  ~CudaEvent() override { events_.give_back(event_); }
 
   bool done() const override {
     const RelaxedCapture
@@ -107,8 +145,9 @@ class CudaEvent final : public Event {
 
  private:
   int device_;
-  cudaEvent_t event_ = nullptr;
   std::shared_ptr<Report> report_;
+  Events& events_;
+  cudaEvent_t event_;
 };
 
 }  // namespace

@@ -186,7 +186,8 @@ class CudaTileCodec : public SummingCodec {
       parts.parts[i] = {to,
                         {like.count, 0, all_aligned(payload.data(), to)},
                         payload.data(),
-                        sources_of({&payload, 1}, like.count, like.dtype).expected};
+                        sources_of({&payload, 1}, like.count, like.dtype).expected,
+                        !is_peer_memory(payload.data())};
     }
     with_float_type(sums_of(like.dtype), [&]<class T>(T) {
       kernels_.with_decoder(like.dtype, like.count, [&]<class Decoder>(Decoder decoder) {

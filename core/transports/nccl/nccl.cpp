@@ -19,6 +19,7 @@
 #include "devices/cuda/check.h"
 #include "devices/cuda/device.h"
 #include "devices/cuda/queue.h"
+#include "transports/direct/direct.h"
 #include "transports/nccl/library.h"
 
 namespace cccl::nccl {
@@ -27,7 +28,6 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr auto kReady = std::future_status::ready;
-constexpr std::uint64_t kConnecting = ~std::uint64_t{0};  // a number that no collective has
 constexpr Seconds kPatience{5}, kPostPatience{1}, kHearEvery{2};
 
 constexpr Request kSizes = Request{1} << 63;  // in the numbers of groups of post_sizes()
@@ -131,6 +131,16 @@ class NcclTransport final : public Transport {
     }
   }
 
+  Transport* direct() override {
+    if (std::exchange(knows_direct_, true)) return direct_.load();
+    owned_direct_ = direct::connect(
+        {options_.rank, options_.size, options_.device, options_.direct, options_.deadline},
+        side_channel_, [this] { check(); });
+    direct_ = owned_direct_.get();
+    if (aborted_ && direct_) owned_direct_->abort("");
+    return direct_;
+  }
+
   bool exchange(Bytes mine, MutableBytes all, std::uint64_t number, Seconds deadline) override {
     side_channel_.exchange(mine, all, number, deadline);
     return true;
@@ -138,8 +148,8 @@ class NcclTransport final : public Transport {
 
   void check() override {
     refuse_after_abort();
-    if (!connected_) return;
-    if (const auto problem = first_problem(); !problem.empty()) lost(problem, true);
+    if (connected_)
+      if (const auto problem = first_problem(); !problem.empty()) lost(problem, true);
     // A rank that gave up may not be seen as lost: its connections may be cut.
     const auto now = Clock::now().time_since_epoch().count();
     auto last = last_heard_.load();
@@ -157,6 +167,7 @@ class NcclTransport final : public Transport {
   // then this interrupts it, for want of anything better.
   void abort(const std::string& reason) noexcept override {
     if (aborted_.exchange(true)) return;
+    if (auto* const direct = direct_.load()) direct->abort(reason);
     try {
       side_channel_.tell(reason);
     } catch (...) {  // nobody is left to tell
@@ -402,6 +413,9 @@ class NcclTransport final : public Transport {
   Request groups_ = 0, size_groups_ = 0;
   std::atomic<bool> connected_ = false, aborted_ = false, late_ = false, stuck_ = false;
   std::atomic<Clock::rep> last_heard_ = 0;
+  bool knows_direct_ = false;
+  std::unique_ptr<Transport> owned_direct_;
+  std::atomic<Transport*> direct_ = nullptr;
 };
 
 }  // namespace

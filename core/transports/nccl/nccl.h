@@ -3,27 +3,19 @@
 #pragma once
 
 #include <cstddef>
-#include <functional>
 #include <memory>
 #include <string>
 
 #include "api/transport.h"
+#include "transports/side_channel.h"
 
 namespace cccl::nccl {
-
-// How ranks reach each other beside NCCL: a rendezvous store, say. Called from any thread.
-struct SideChannel {
-  // As Transport::exchange. Throws DeadlineError that names the ranks that did not come.
-  std::function<void(Bytes mine, MutableBytes all, std::uint64_t number, Seconds deadline)>
-      exchange;
-  std::function<void(const std::string& reason)> tell;  // why this rank gives up
-  std::function<std::string(bool wait)> heard;  // why another did, or ""; `wait`: soon, surely
-};
 
 struct Options {
   int rank = 0, size = 1, device = 0;
   int lanes = 2;        // communicators in turn: one's transfers begin while another's end
   int max_ctas = 0;     // thread blocks that NCCL may take per communicator; 0: its own choice
+  bool direct = true;   // without NCCL where ranks reach each other's memory
   Seconds deadline{0};  // to connect, and for what NCCL does before it launches
 };
 
