@@ -11,7 +11,7 @@ namespace cccl {
 
 void wait_on_host(const Event& event, Transport& transport, Seconds deadline) {
   using Clock = std::chrono::steady_clock;
-  constexpr Seconds kFirstPause{50e-6}, kLongestPause{1e-3};
+  constexpr Seconds kFirstPause{20e-6}, kLongestPause{1e-3};
   const auto begun = Clock::now();
   while (!event.done()) {
     transport.check();
