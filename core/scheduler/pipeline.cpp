@@ -414,27 +414,6 @@ class Run {
 
 }  // namespace
 
-bool sends_any_size(const PlanArgs& plan, const Codec& contribution, const Codec& result) {
-  const bool sums =
-      plan.collective == Collective::kAllReduce || plan.collective == Collective::kReduceScatter;
-  const bool collects =
-      plan.collective != Collective::kReduceScatter && plan.algorithm != Algorithm::kOneShot;
-  return (sums && !contribution.info().fixed_size) || (collects && !result.info().fixed_size);
-}
-
-void PipelineRun::settle() {
-  for (const auto& [field, begin, end] : spans) stats.*field += end->seconds_since(*begin);
-  spans.clear();
-  for (const auto& [numbers, counts] : statistics)
-    for (std::size_t i = 0; i < counts.size(); ++i) stats.noise.add(numbers.get()[i], counts[i]);
-  statistics.clear();
-  if (!sample) return;
-  const auto [error_squares, squares] = sample->sums();
-  stats.error_squares += error_squares;
-  stats.squares += squares;
-  sample.reset();
-}
-
 PipelineRun run_pipeline(const Plan& plan, const PipelineJob& job, Transport& transport,
                          const Platform& platform, Queue& queue, Pool& pool) {
   return Run(plan, job, transport, platform, queue, pool).run();

@@ -4,7 +4,6 @@
 #include <array>
 #include <atomic>
 #include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
 #include <functional>
@@ -21,6 +20,7 @@
 #include "devices/cuda/queue.h"
 #include "transports/direct/direct.h"
 #include "transports/nccl/library.h"
+#include "transports/nccl/watchdog.h"
 
 namespace cccl::nccl {
 namespace {
@@ -41,30 +41,6 @@ struct Lane {
   std::array<cudaEvent_t, kEvents> events{};
   Request waited = 0;  // the latest group that the queue of `waiter` waits for
   const Queue* waiter = nullptr;
-};
-
-// Calls something unless it is destroyed in time.
-class Watchdog {
- public:
-  Watchdog(Seconds limit, std::function<void()> bark)
-      : thread_([this, limit, bark = std::move(bark)] {
-          std::unique_lock lock(mutex_);
-          if (!changed_.wait_for(lock, limit, [this] { return over_; })) bark();
-        }) {}
-  ~Watchdog() {
-    {
-      const std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    changed_.notify_all();
-    thread_.join();
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool over_ = false;
-  std::thread thread_;
 };
 
 // What a rank tells the others before it connects; the id is rank 0's.
