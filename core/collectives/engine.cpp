@@ -14,6 +14,8 @@ namespace {
 
 // Digests kept; beyond it ranks agree anew.
 constexpr std::size_t kMostAgreed = 4096;
+// Captured into graphs that read in place.
+constexpr std::size_t kMostGraphs = 256;
 // On devices, where timing costs the host a few microseconds per operation: the first calls, then
 // one in so many.
 constexpr std::uint64_t kTimedFirst = 16, kTimedOneIn = 8;
@@ -281,37 +283,42 @@ std::uint64_t Engine::agree_once(const Signature& signature, std::uint64_t seque
   return digest;
 }
 
-// The transport that carries the call instead of transport_, if one can.
-Transport* Engine::direct_for(const CollectiveCall& call) {
-  const bool captures = platform_->queue_on(call.stream)->capture();
-  // Ranks look for it at their first collective, which cannot be a captured one.
-  if (transport_->size() == 1 || (captures && agreed_.empty())) return nullptr;
-  auto* const direct = transport_->direct();
+// The transport that carries the call instead of transport_, if one can: on all ranks or on none,
+// which have agreed on the call. `capture`: into which graph.
+Transport* Engine::direct_for(const CollectiveCall& call, std::uint64_t capture) {
   const bool is_fixed = call.contribution->info().fixed_size && call.result->info().fixed_size;
-  return is_fixed && !has_root(call.collective) ? direct : nullptr;
+  auto* const direct = transport_->size() > 1 && is_fixed && !has_root(call.collective)
+                           ? transport_->direct()
+                           : nullptr;
+  if (direct && capture && !captured_.contains(capture) && captured_.size() >= kMostGraphs)
+    throw CaptureError(
+        "more than " + std::to_string(kMostGraphs) +
+        " CUDA graphs of one group: each keeps memory that the other ranks read, until the group "
+        "ends. Set peer_memory to 'off' on all ranks before the group's first collective.");
+  return direct;
 }
 
 void Engine::perform(Launched& launched) {
   const auto& call = launched.call;
   const auto sequence = sequence_++;
-  PlanArgs args;
-  args.collective = call.collective;
-  args.rank = transport_->rank();
-  args.size = transport_->size();
-  args.root = call.root;
-  auto* const direct = direct_for(call);
-  auto& transport = direct ? *direct : *transport_;
-  args.receive_ahead = transport.receive_ahead();
-  args.in_place = transport.reads_in_place();
-  args.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
+  PlanArgs asked;
+  asked.collective = call.collective;
+  asked.rank = transport_->rank();
+  asked.size = transport_->size();
+  asked.root = call.root;
+  asked.counts = call.counts.empty() ? std::vector{call.in.count} : call.counts;
   const auto feedback = feedback_of(call);
   const bool remembers = feedback.sender || feedback.owner;
   auto tuning = call.tuning;
   if (call.noise) tuning.algorithm = Algorithm::kTwoShot;  // in one shot there is no owner to tell
-  args = tune(std::move(args), tuning, *call.contribution, *call.result, call.in.dtype,
-              remembers ? residual_granularity(feedback.type) : 1);
-  const Plan plan(args);
-  launched.algorithm = std::string(name_of(args.algorithm)) + (args.in_place ? ", in place" : "");
+  const auto planned_for = [&](const Transport& transport) {
+    auto args = asked;
+    args.receive_ahead = transport.receive_ahead();
+    args.in_place = transport.reads_in_place();
+    return tune(std::move(args), tuning, *call.contribution, *call.result, call.in.dtype,
+                remembers ? residual_granularity(feedback.type) : 1);
+  };
+  auto args = planned_for(*transport_);
 
   const auto callers = platform_->queue_on(call.stream);
   const auto capture = callers->capture();
@@ -339,6 +346,11 @@ void Engine::perform(Launched& launched) {
   std::uint64_t digest = 0;
   if (args.size > 1)
     digest = agree_once(signature_of(call, args), sequence, deadline, launched.captured);
+  auto* const direct = direct_for(call, capture);
+  auto& transport = direct ? *direct : *transport_;
+  if (direct) args = planned_for(transport);
+  const Plan plan(args);
+  launched.algorithm = std::string(name_of(args.algorithm)) + (args.in_place ? ", in place" : "");
   auto* const place = launched.captured ? nullptr : &take_workplace(call);
   auto* const graph = launched.captured ? &place_of_capture(capture) : nullptr;
   auto& queue = place ? *place->queue : *graph->queue;

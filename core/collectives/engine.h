@@ -118,7 +118,7 @@ class Engine {
     std::unique_ptr<Pool> shared;
   };
   Captured& place_of_capture(std::uint64_t capture);
-  Transport* direct_for(const CollectiveCall& call);
+  Transport* direct_for(const CollectiveCall& call, std::uint64_t capture);
   void perform(Launched& launched);
   std::exception_ptr guard(const std::string& where, const std::function<void()>& step);
   // Returns the signature's digest.

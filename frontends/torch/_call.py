@@ -209,13 +209,16 @@ class Call:
         )  # fmt: skip
         if self.policy is not None and self.choice is not None and not capturing:
             self.policy.follow(self.choice, work._core, time.perf_counter() - begun)
-        if not has_future:
-            work._core.precede(device.index, current.cuda_stream)
-            copy_back(received, self.output)
-            return work
         # The stream that made the output has the future complete. One of our own beside it would be
         # in the way: streams share the device's few queues, where one that waits blocks others.
         ends = found.streams.get(work._core.stream)
+        if not has_future:
+            if ends is None or self.config.hierarchy == OFF:
+                work._core.precede(device.index, current.cuda_stream)
+            else:  # what comes behind the legs is there, too
+                current.wait_stream(ends)
+            copy_back(received, self.output)
+            return work
         if ends is None:  # a capture must come back to the stream that it began with
             work._core.precede(device.index, current.cuda_stream)
             ends = current

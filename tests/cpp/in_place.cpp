@@ -5,6 +5,7 @@
 #include <mutex>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "api/error.h"
 #include "devices/cpu/platform.h"
@@ -51,6 +52,14 @@ class Hub {
     throw TransportError("not in shared memory");
   }
 
+  // All ranks come to this together.
+  void meet(int rank) {
+    std::unique_lock lock(mutex_);
+    ++met_;
+    changed_.notify_all();
+    await(lock, rank, Seconds{5}, "the others to meet", [&] { return met_ >= size(); });
+  }
+
   void set(const Note& note) {
     const std::lock_guard lock(mutex_);
     auto& group = groups_[{note.owner, note.done, note.from}];
@@ -89,6 +98,7 @@ class Hub {
   std::condition_variable changed_;
   std::vector<std::vector<Block>> blocks_;
   std::map<std::tuple<int, Done, int>, std::uint64_t> groups_;
+  int met_ = 0;
   Abort abort_;
 };
 
@@ -139,13 +149,16 @@ class Direct final : public Transport {
 class Near final : public Transport {
  public:
   Near(std::shared_ptr<Transport> groups, std::shared_ptr<Hub> hub)
-      : groups_(std::move(groups)), direct_(std::move(hub), groups_->rank()) {}
+      : groups_(std::move(groups)), hub_(std::move(hub)), direct_(hub_, groups_->rank()) {}
 
   int rank() const override { return groups_->rank(); }
   int size() const override { return groups_->size(); }
   DeviceKind device() const override { return DeviceKind::kCpu; }
   std::size_t receive_ahead() const override { return 0; }
-  Transport* direct() override { return &direct_; }
+  Transport* direct() override {
+    if (!std::exchange(met_, true)) hub_->meet(rank());
+    return &direct_;
+  }
 
   void post(std::span<Transfer> transfers, Queue& queue) override {
     groups_->post(transfers, queue);
@@ -164,7 +177,9 @@ class Near final : public Transport {
 
  private:
   std::shared_ptr<Transport> groups_;
+  std::shared_ptr<Hub> hub_;
   Direct direct_;
+  bool met_ = false;
 };
 
 }  // namespace

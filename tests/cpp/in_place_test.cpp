@@ -88,6 +88,17 @@ TEST(InPlace, ManyCallsAtOnce) {
   }
 }
 
+// Ranks that mean different things at the first call are told before they look for shared memory.
+TEST(InPlace, AFirstCallThatDiffersIsAMismatch) {
+  Group near(make_in_place(3), Seconds{20});
+  auto round = near.round(setup_of(Collective::kAllReduce, "block_float8", "block_float8"),
+                          DType::kFloat32, 5000);
+  std::vector<std::shared_ptr<Work>> works{near.rank(0).agree({{"codecs", "plain"}})};
+  for (const int rank : {1, 2}) works.push_back(near.rank(rank).submit(round.call(rank)));
+  for (const auto& work : works) EXPECT_THROW(work->wait(Seconds{10}), MismatchError);
+  EXPECT_NO_THROW(near.run(round));
+}
+
 TEST(InPlace, ARankThatDoesNotComeIsAnErrorOnTheOthers) {
   Group near(make_in_place(3), Seconds{0.5});
   auto first = near.round(setup_of(Collective::kAllReduce, "block_float8", "block_float8"),

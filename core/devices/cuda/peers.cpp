@@ -7,8 +7,9 @@
 namespace cccl::cuda {
 namespace {
 
-std::shared_mutex mutex;
-std::map<const std::byte*, std::size_t> sizes;  // by where each begins
+// Never destroyed, as other threads may launch while the process ends.
+auto& mutex = *new std::shared_mutex;
+auto& sizes = *new std::map<const std::byte*, std::size_t>;  // by where each begins
 
 }  // namespace
 

@@ -114,6 +114,9 @@ class DirectTransport final : public Transport {
         check_(std::move(check)),
         given_up_(cuda::platform(options.device)->new_flag()) {}
 
+  // All collectives have ended: only a graph's replay may still wait, for a rank that is gone.
+  ~DirectTransport() override { *given_up_ = 1; }
+
   // Whether all ranks can.
   bool connect() {
     Greeting mine{host_id(), {}, options_.wanted && !is_set("NCCL_P2P_DISABLE", "1")};
@@ -220,9 +223,14 @@ class DirectTransport final : public Transport {
   template <class T>
   std::vector<T> exchange_all(const T& mine) {
     std::vector<T> all(static_cast<std::size_t>(options_.size));
-    side_channel_.exchange(std::as_bytes(std::span(&mine, 1)),
-                           std::as_writable_bytes(std::span(all)), kFirstOfDirect + exchanges_++,
-                           options_.deadline);
+    try {
+      side_channel_.exchange(std::as_bytes(std::span(&mine, 1)),
+                             std::as_writable_bytes(std::span(all)), kFirstOfDirect + exchanges_++,
+                             options_.deadline);
+    } catch (...) {
+      *given_up_ = 1;  // before a Block waits for what waits for others
+      throw;
+    }
     return all;
   }
 
