@@ -60,7 +60,7 @@ def main() -> int:
     for hosts in options.hosts:
         with tempfile.TemporaryDirectory() as folder:
             profile = Path(folder, "profile.toml")
-            tune = ["-m", "cccl", "tune", "--seconds", "5", "--output", str(profile)]
+            tune = ["-m", "cccl", "tune", "--seconds", "15", "--output", str(profile)]
             tune += ["--codec", *CODECS]
             lab(hosts, options.calibrated_at, tune)
             cluster = load_cluster(profile)

@@ -27,6 +27,8 @@ class Rates:
     encode: float
     accumulate: float
     decode: float
+    interference: float | None = None
+    """As the cluster's, of steps with this codec; None: the cluster's own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,10 +141,12 @@ class Transfer:
 
     seconds: float
     work: float
+    interference: float | None = None
+    """Of its way to send; None: the cluster's."""
 
     def times(self, count: int) -> Transfer:
         """As many, one after another."""
-        return Transfer(count * self.seconds, count * self.work)
+        return Transfer(count * self.seconds, count * self.work, self.interference)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -207,7 +211,7 @@ def hierarchical(rates: Rates, value_bytes: int) -> Way:
         inside = 2 * (local - 1) / local * nbytes / (cluster.intra_gbyte * GIGABYTE)
         wire = 2 * (hosts - 1) / hosts * nbytes * small / cluster.link
         between = _pipelined(cluster, rates, nbytes / local, small, hosts, wire)
-        return Transfer(between.seconds + inside, between.work)
+        return Transfer(between.seconds + inside, between.work, rates.interference)
 
     return way
 
@@ -220,7 +224,8 @@ def step(cluster: Cluster, job: Job, way: Way, ranks: int) -> Step:
     window = job.overlap * job.compute_seconds
     exposed = max(whole.seconds - window, whole.seconds / count)
     hidden = 1 - exposed / whole.seconds if whole.seconds else 0.0
-    slowed = cluster.interference * whole.work * hidden
+    share = cluster.interference if whole.interference is None else whole.interference
+    slowed = share * whole.work * hidden
     seconds = job.compute_seconds + exposed + slowed
     return Step(seconds, whole.seconds, exposed, slowed)
 
@@ -265,4 +270,4 @@ def _pipelined(
     messages = 2 * (peers - 1) * chunks * cluster.message_us * MICRO
     work = codec + cluster.ranks_per_core * (sockets + messages)
     begin = (cluster.start_us + 2 * cluster.latency_us) * MICRO
-    return Transfer(begin + max(wire, work) + codec / chunks, work)
+    return Transfer(begin + max(wire, work) + codec / chunks, work, rates.interference)

@@ -21,8 +21,9 @@ LAYERS = 4  # square, each a bucket
 WIDTHS = (1536, 1024, 512)
 # Forward, then for each layer gradients of weights and, but for the first layer, of its input.
 OVERLAP = (2 * LAYERS - 3) / (3 * LAYERS - 1)
-_ROUNDS = 5
+_ROUNDS = 9
 _MOST_ROWS = 1 << 14
+LEAST_HIDDEN = 0.05  # of a step, to tell from it alone
 
 
 def interference(
@@ -32,23 +33,28 @@ def interference(
     cluster: Cluster,
     seconds: float,
     probe: Probe,
-) -> float:
+) -> dict[str, float]:
     """What steps take longer than the model has it without interference, as a share of the work
-    for hidden communication: the least squares over plain steps and those with each codec."""
+    for hidden communication: of plain steps, and of those with each codec. Where hardly any is
+    hidden, the least squares over all."""
     world = dist.get_world_size(group)
     ways: dict[str, Way] = {PLAIN: plain}
     ways |= {name: flat(cluster.codecs[name], 4) for name in configs}
     width = next((w for w in WIDTHS if _seconds(cluster, ways, w, world) < seconds), WIDTHS[-1])
     job, taken = _measure(group, device, configs, width, probe)
     bare = dataclasses.replace(cluster, interference=0.0)
-    product = squares = 0.0
+    hidden, longer = {}, {}
     for name, way in ways.items():
         expected = step(bare, job, way, world)
         work = way(bare, job.gradient_bytes / job.buckets, world).work * job.buckets
-        hidden = work * (1 - expected.exposed / expected.communication)
-        product += hidden * (taken[name] - expected.seconds)
-        squares += hidden * hidden
-    return max(0.0, product / squares) if squares else 0.0
+        hidden[name] = work * (1 - expected.exposed / expected.communication)
+        longer[name] = max(0.0, taken[name] - expected.seconds)
+    squares = sum(value * value for value in hidden.values())
+    common = sum(hidden[name] * longer[name] for name in ways) / squares if squares else 0.0
+    return {
+        name: longer[name] / hidden[name] if hidden[name] > LEAST_HIDDEN * taken[name] else common
+        for name in ways
+    }
 
 
 def _seconds(cluster: Cluster, ways: Mapping[str, Way], width: int, world: int) -> float:

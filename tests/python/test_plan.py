@@ -76,6 +76,22 @@ def test_interference_adds_its_share_of_the_hidden_work():
     assert step.seconds == pytest.approx(1.0 + 0.5 + 0.125)
 
 
+def test_a_codecs_own_interference_counts_for_it_alone():
+    job = Job(1e9, 4, compute_seconds=1.0, overlap=0.5, bucket_bytes=1e8)
+    cluster = Cluster(link_gbit=8, stack_gbyte=2.0, interference=0.5)
+    common, own = (_model.flat(Rates(8.125, 1.0, 1.0, 1.0, share), 4) for share in (None, 2.0))
+    shares = {way: _model.step(cluster, job, way, 2).interference for way in (common, own)}
+    assert shares[own] == pytest.approx(4 * shares[common]) and shares[common] > 0
+    plain = _model.step(cluster, job, _model.plain, 2)
+    assert plain.interference == pytest.approx(0.5 * _hidden(cluster, job, _model.plain))
+
+
+def _hidden(cluster, job, way):
+    whole = way(cluster, job.gradient_bytes / job.buckets, 2).times(job.buckets)
+    step = _model.step(cluster, job, way, 2)
+    return whole.work * (1 - step.exposed / step.communication)
+
+
 def test_ranks_that_share_a_core_work_as_much_longer():
     rates = Rates(8.125, 1.0, 1.0, 1.0)
     alone = _model.flat(rates, 4)(LINK, 1e9, 4)

@@ -129,6 +129,7 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     assert 0 < cluster.stack_gbyte < 1000 and 0 <= cluster.interference < 100
     assert 1 <= cluster.ranks_per_core < 100
     assert cluster.codecs["block_float4"].bits == pytest.approx(4.125, rel=1e-3)
+    assert 0 <= cluster.codecs["block_float4"].interference < 100
     assert cccl.Config.load(file).compression_type == "none"
     lines = [line for line in done.stderr.splitlines() if line.startswith("tune ")]
     assert re.match(r"tune 1/5: codecs$", lines[0]) and len(lines) == 5  # rank 0 alone tells
