@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+from output import printed
 
 import cccl
 from cccl.__main__ import main
@@ -133,7 +134,7 @@ def test_the_command_prints_both_ways_and_writes_its_report(tmp_path):
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    lines = done.stdout.splitlines()
+    lines = printed(done.stdout).splitlines()
     assert lines[0].split() == ["ms", "per", "step", "plain", "block_float8"]
     assert any(line.startswith("overlap: hidden share") for line in lines)
     report = json.loads((tmp_path / "out" / "report.json").read_text())

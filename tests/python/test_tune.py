@@ -9,6 +9,7 @@ import sys
 
 import numpy as np
 import pytest
+from output import printed
 
 import cccl
 from cccl import plan, tune
@@ -118,7 +119,7 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
         capture_output=True, text=True, timeout=180,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    result = json.loads(printed(done.stdout))
     assert not result["gains"] and any("99.7%" in reason for reason in result["reasons"])
     assert [row["bytes"] for row in result["measured"]][:3] == [1 << 10, 1 << 13, 1 << 16]
     assert {"none", CODEC, "block_float4"} <= set(result["measured"][0])
