@@ -29,14 +29,6 @@ constexpr Collective kCollectives[] = {Collective::kAllReduce, Collective::kRedu
                                        Collective::kAllGather, Collective::kBroadcast,
                                        Collective::kSend};
 
-Setup setup_of(Collective collective, const std::string& contribution, const std::string& result) {
-  Setup setup;
-  setup.collective = collective;
-  setup.contribution = make_codec(contribution);
-  setup.result = make_codec(result);
-  return setup;
-}
-
 std::vector<CollectiveCall> calls_of(Group::Round& round) {
   std::vector<CollectiveCall> calls;
   const int size = static_cast<int>(round.in.size());

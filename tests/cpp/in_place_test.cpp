@@ -13,14 +13,6 @@
 namespace cccl::testing {
 namespace {
 
-Setup setup_of(Collective collective, const std::string& contribution, const std::string& result) {
-  Setup setup;
-  setup.collective = collective;
-  setup.contribution = make_codec(contribution);
-  setup.result = make_codec(result);
-  return setup;
-}
-
 // Calls that follow each other use the same memory, of which nothing may be written too early.
 TEST(InPlace, GivesTheBitsOfLoopback) {
   std::mt19937 random(20261130);

@@ -108,6 +108,14 @@ std::string test_name(const Codec& codec) {
   return name;
 }
 
+Setup setup_of(Collective collective, const std::string& contribution, const std::string& result) {
+  Setup setup;
+  setup.collective = collective;
+  setup.contribution = make_codec(contribution);
+  setup.result = make_codec(result);
+  return setup;
+}
+
 std::vector<std::size_t> uneven(std::size_t count, int size) {
   std::vector<std::size_t> counts(static_cast<std::size_t>(size));
   std::size_t left = count;

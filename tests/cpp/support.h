@@ -69,6 +69,7 @@ struct Setup {
   Tuning tuning;
   std::uint64_t seed = 7;
 };
+Setup setup_of(Collective collective, const std::string& contribution, const std::string& result);
 
 // All ranks of a group, each with a communicator.
 class Group {

@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import torch
+import torch.distributed as dist
 
 import cccl
 import cccl.torch
@@ -31,6 +32,23 @@ def _gradient(rank: int, shape: Any, dtype: torch.dtype, seed: int) -> torch.Ten
     if not dtype.is_floating_point:
         return (values * 3).round().clamp(0, 9).to(dtype)
     return (values * torch.randn(shape, generator=generator).abs()).to(dtype)
+
+
+def gathered_like_the_cpu(
+    dtype: torch.dtype, count: int, config: cccl.Config, devices: tuple[str, str] = ("cpu", "cuda")
+) -> torch.Tensor:
+    """A reduce-scatter of `count` values for each rank, and the all-gather of its result, on both
+    devices with the same bits; returns what was gathered."""
+    rank, world = dist.get_rank(), dist.get_world_size()
+    whole = gradient(rank, count * world, dtype)
+    parts = [torch.empty(count, dtype=dtype, device=d) for d in devices]
+    gathered = [torch.empty_like(whole, device=d) for d in devices]
+    for part, everything in zip(parts, gathered, strict=True):
+        cccl.torch.reduce_scatter(part, whole.to(part.device), config=config)
+        cccl.torch.all_gather(everything, part, config=config)
+    assert digest(parts[1]) == digest(parts[0]), f"reduce_scatter {dtype} x {count}"
+    assert digest(gathered[1]) == digest(gathered[0]), f"all_gather {dtype} x {count}"
+    return gathered[0]
 
 
 def sparse(rank: int, count: int, zeros: float) -> torch.Tensor:

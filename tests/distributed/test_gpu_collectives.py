@@ -7,7 +7,15 @@ import gc
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, check_order_of_streams, digest, gradient, rows_of
+from expect import (
+    EVERYTHING,
+    assert_equal,
+    check_order_of_streams,
+    digest,
+    gathered_like_the_cpu,
+    gradient,
+    rows_of,
+)
 
 import cccl
 import cccl.torch
@@ -47,20 +55,13 @@ def _like_the_cpu(codec, options):
             assert digest(gpu.cpu()) == digest(cpu), f"all_reduce {dtype} x {count}"
             found.append(digest(cpu))
 
-            whole = gradient(rank, count * world, dtype)
-            parts = [torch.empty(count, dtype=dtype, device=d) for d in ("cpu", "cuda")]
-            gathered = [torch.empty_like(whole, device=d) for d in ("cpu", "cuda")]
-            for part, everything in zip(parts, gathered, strict=True):
-                cccl.torch.reduce_scatter(part, whole.to(part.device), config=config)
-                cccl.torch.all_gather(everything, part, config=config)
-            assert digest(parts[1].cpu()) == digest(parts[0]), f"reduce_scatter {dtype} x {count}"
-            assert digest(gathered[1].cpu()) == digest(gathered[0]), f"all_gather {dtype} x {count}"
+            gathered = gathered_like_the_cpu(dtype, count, config)
 
             sent = [gradient(rank, count, dtype).to(d) for d in ("cpu", "cuda")]
             for tensor in sent:
                 cccl.torch.broadcast(tensor, world - 1, config=config)
             assert digest(sent[1].cpu()) == digest(sent[0]), f"broadcast {dtype} x {count}"
-            found += [digest(gathered[0]), digest(sent[0])]
+            found += [digest(gathered), digest(sent[0])]
         assert not any(row["plain"] for row in rows_of("all_reduce", dtype))
     return found
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.distributed as dist
-from expect import EVERYTHING, assert_equal, digest, gradient
+from expect import assert_equal, digest, gathered_like_the_cpu, gradient
 from ranks import Died
-from test_gpu_collectives import CODECS, FLOATS, _chunked, _staged_late, _streams
-from test_gpu_failures import DEADLINE, _aborted, _left_alone, _pending, _recovered
+from test_gpu_collectives import CODECS, FLOATS, _chunked, _staged_late, _streams, settings
+from test_gpu_failures import _aborted, _left_alone, _pending, _recovered, check_survivors
 
 import cccl
 import cccl.torch
@@ -20,17 +20,13 @@ BACKEND = "cpu:gloo,cuda:nccl"
 COUNTS = (0, 1, 3, 129, 65537, 1_000_003)
 
 
-def settings(codec: str = "block_float8", **more) -> cccl.Config:
-    return cccl.Config(compression_type=codec, collective_filter=EVERYTHING, strict=True, **more)
-
-
 def _ways() -> set[str]:
     return {row["algorithm"] for row in cccl.stats()["rows"] if row["calls"]}
 
 
 def _like_the_cpu(codec, options):
-    """Counts differ between ranks' parts; what is read in place is told in stats()."""
-    config, world, rank = settings(codec, **options), dist.get_world_size(), dist.get_rank()
+    """What is read in place is told in stats()."""
+    config, rank = settings(codec, **options), dist.get_rank()
     found = []
     for dtype in FLOATS:
         for count in COUNTS:
@@ -39,15 +35,8 @@ def _like_the_cpu(codec, options):
             for tensor in (cpu, gpu):
                 cccl.torch.all_reduce(tensor, config=config)
             assert digest(gpu.cpu()) == digest(cpu), f"all_reduce {dtype} x {count}"
-            whole = gradient(rank, count * world, dtype)
-            parts = [torch.empty(count, dtype=dtype, device=d) for d in ("cpu", "cuda")]
-            gathered = [torch.empty_like(whole, device=d) for d in ("cpu", "cuda")]
-            for part, everything in zip(parts, gathered, strict=True):
-                cccl.torch.reduce_scatter(part, whole.to(part.device), config=config)
-                cccl.torch.all_gather(everything, part, config=config)
-            assert digest(parts[1].cpu()) == digest(parts[0]), f"reduce_scatter {dtype} x {count}"
-            assert digest(gathered[1].cpu()) == digest(gathered[0]), f"all_gather {dtype} x {count}"
-            found += [digest(cpu), digest(gathered[0])]
+            gathered = gathered_like_the_cpu(dtype, count, config)
+            found += [digest(cpu), digest(gathered)]
     assert any("in place" in way for way in _ways())
     return found
 
@@ -159,12 +148,7 @@ def test_peer_memory_can_be_switched_off(near_ranks):
 def test_a_rank_that_is_lost_is_an_error_on_the_others(own_ranks, world, kill):
     found = own_ranks(world, backend=BACKEND, near=True).outcomes(_left_alone, kill)
     assert isinstance(found[1], Died) == kill
-    for rank in (r for r in range(world) if r != 1):
-        assert not isinstance(found[rank], Exception), found[rank]
-        kind, text, seconds, closed = found[rank]
-        assert issubclass(kind, cccl.TransportError), text
-        assert closed
-        assert seconds < DEADLINE + 10
+    check_survivors(found, world)
 
 
 @pytest.mark.parametrize("job", (_pending, _recovered), ids=lambda job: job.__name__)

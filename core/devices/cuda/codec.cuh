@@ -14,6 +14,7 @@
 #include "devices/cuda/cells.cuh"
 #include "devices/cuda/check.h"
 #include "devices/cuda/kernels.cuh"
+#include "devices/cuda/launch.cuh"
 #include "devices/cuda/noise.h"
 #include "devices/cuda/peers.h"
 #include "devices/cuda/queue.h"
@@ -22,7 +23,6 @@
 namespace cccl::cuda {
 
 // As many blocks as the device runs at once, if there is work for them, which `parts` share evenly.
-// Where the hardware can, they come while the kernel in front of them ends (see begin()).
 // `memory`: bytes of dynamic shared memory.
 template <class... Parameters, class... Arguments>
 void launch_with(std::size_t memory, void (*kernel)(Parameters...), const CudaQueue& queue,
@@ -31,20 +31,13 @@ void launch_with(std::size_t memory, void (*kernel)(Parameters...), const CudaQu
   const std::uint64_t wanted = (tiles + kWarps - 1) / kWarps;
   const auto most =
       resident_blocks(reinterpret_cast<const void*>(kernel), kThreads, memory, device);
-  int major = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   const auto each = std::clamp<std::uint64_t>(wanted, 1, std::max<std::uint64_t>(1, most / parts));
   config.gridDim = {static_cast<unsigned int>(each), static_cast<unsigned int>(parts), 1};
   config.blockDim = kThreads;
   config.dynamicSmemBytes = memory;
   config.stream = queue.stream();
-  config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, Parameters(arguments)...), "a kernel launch");
+  launch_early(config, device, kernel, arguments...);
 }
 
 template <class... Parameters, class... Arguments>

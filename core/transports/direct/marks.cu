@@ -1,4 +1,4 @@
-#include "devices/cuda/check.h"
+#include "devices/cuda/launch.cuh"
 #include "transports/direct/marks.h"
 
 namespace cccl::direct {
@@ -40,18 +40,11 @@ __global__ void __launch_bounds__(kMostMarks)
 
 void launch(const Marks& to_set, const Marks& to_await, const std::uint32_t* given_up, int device,
             cudaStream_t stream) {
-  int major = 0;
-  CCCLIB_CUDA(cudaDeviceGetAttribute, &major, cudaDevAttrComputeCapabilityMajor, device);
-  cudaLaunchAttribute early{};
-  early.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  early.val.programmaticStreamSerializationAllowed = 1;
   cudaLaunchConfig_t config{};
   config.gridDim = 1;
   config.blockDim = kMostMarks;
   config.stream = stream;
-  config.attrs = &early;
-  config.numAttrs = major >= 9 ? 1 : 0;
-  CCCLIB_CUDA(cudaLaunchKernelEx, &config, marks_kernel, to_set, to_await, given_up);
+  cuda::launch_early(config, device, marks_kernel, to_set, to_await, given_up);
 }
 
 }  // namespace cccl::direct
