@@ -14,6 +14,7 @@ from typing import Any
 import corpus
 import torch
 import torch.distributed as dist
+from gpt import device_of_group
 
 QUESTIONS, WORDS = 400, 4
 
@@ -54,8 +55,8 @@ def accuracy(training: Any) -> float:
 
 def _answer(model: Any, windows: list[bytes]) -> int:
     """The window of the least loss: they differ only in their last bytes."""
-    losses = []
+    losses, device = [], device_of_group()
     for window in windows:
-        found = torch.frombuffer(bytearray(window), dtype=torch.uint8).long()[None]
+        found = torch.frombuffer(bytearray(window), dtype=torch.uint8).to(device).long()[None]
         losses.append(model(found[:, :-1], found[:, 1:]).item())
     return losses.index(min(losses))

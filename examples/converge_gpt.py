@@ -7,7 +7,7 @@ from typing import Any
 import corpus
 import torch
 import torch.distributed as dist
-from gpt import GPT, SIZES
+from gpt import GPT, SIZES, device_of_group
 from torch.nn.parallel import DistributedDataParallel
 
 WINDOWS = 64  # of held-out text, over all ranks
@@ -17,20 +17,21 @@ class Training:
     """One run; every rank draws batches of its own from the same text."""
 
     def __init__(self, seed: int):
-        self.size = SIZES["small"]
-        self.model = DistributedDataParallel(GPT(self.size))
+        self.size, self.device = SIZES["small"], device_of_group()
+        self.model = DistributedDataParallel(GPT(self.size).to(self.device))
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-3)
         self.text, held_out = corpus.load()
         rank, world = dist.get_rank(), dist.get_world_size()
         self.held_out = [
-            part[rank::world] for part in corpus.evenly(held_out, WINDOWS, self.size.context)
+            part[rank::world].to(self.device)
+            for part in corpus.evenly(held_out, WINDOWS, self.size.context)
         ]
         self.generator = torch.Generator().manual_seed(1000 * seed + rank)
 
     def step(self) -> float:
         """Trains on one batch."""
         batch = corpus.sample(self.text, self.size.batch, self.size.context, self.generator)
-        loss = self.model(*batch)
+        loss = self.model(*(part.to(self.device) for part in batch))
         self.optimizer.zero_grad()
         loss.backward()
         self.optimizer.step()

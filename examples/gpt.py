@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -26,6 +28,13 @@ SIZES = {
     "medium": Size(layers=4, width=512, heads=8, context=128, batch=4),
     "large": Size(layers=12, width=768, heads=12, context=256, batch=4),
 }
+
+
+def device_of_group() -> torch.device:
+    """Where the process group's collectives are."""
+    if dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 class Block(nn.Module):

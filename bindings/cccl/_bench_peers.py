@@ -100,12 +100,16 @@ def _seconds_of_copy(source: Any, timer: Timer) -> float:
     return timer.seconds(lambda slot: target[slot].copy_(source[slot]), len(source), eager=True)
 
 
+def _bytes_of(part: Any) -> int:
+    return int(part.nbytes if hasattr(part, "nbytes") else part.buffer_size)  # a tensor or nvCOMP's
+
+
 def _measure(codec: _Codec, source: Any, timer: Timer, copy: float) -> dict[str, Any]:
     slots, numel = source.shape
     nbytes: int = source[0].nbytes
     seconds = timer.seconds if codec.in_graph else timer.queued_seconds
     payloads = [codec.encode(values) for values in source]
-    encoded: int = sum(tensor.nbytes for tensor in payloads[0])
+    encoded = sum(map(_bytes_of, payloads[0]))
     timer.overtaken = False
     kept: list[Any] = [None] * slots  # so that each slot's result has memory of its own
 
@@ -207,6 +211,25 @@ def _deepspeed(bits: int) -> Callable[[Any, Any, int], _Codec]:
     return codec
 
 
+def _nvcomp(algorithm: str) -> Callable[[Any, Any, int], _Codec]:
+    def codec(library: Any, like: Any, _: int) -> _Codec:
+        """Loses nothing; chunks of 64 KiB, whatever the block. bfloat16 has no type of its own."""
+        torch = torch_or_error()
+        kind = {torch.float32: "<f4", torch.float16: "<f2"}.get(like.dtype, "|u1")
+        coder = library.Codec(algorithm=algorithm, data_type=kind, cuda_stream=0)
+
+        def decode(payload: Any) -> Any:
+            return torch.from_dlpack(coder.decode(payload[0], "|u1")).view(like.dtype)
+
+        return _Codec(
+            lambda values: [coder.encode(library.as_array(values.view(torch.uint8)))],
+            decode,
+            in_graph=False,
+        )
+
+    return codec
+
+
 def _load_deepspeed() -> Any:
     """Compiles the kernels, where that has not been done."""
     return importlib.import_module("deepspeed.ops.op_builder").QuantizerBuilder().load()
@@ -216,6 +239,7 @@ _LIBRARIES: dict[str, Callable[[], Any]] = {
     "bitsandbytes": lambda: importlib.import_module("bitsandbytes"),
     "torchft": lambda: importlib.import_module("torchft.quantization"),
     "deepspeed": _load_deepspeed,
+    "nvidia-nvcomp-cu13": lambda: importlib.import_module("nvidia.nvcomp"),
 }
 _PEERS = (
     _Peer("bitsandbytes, 8 bits", "bitsandbytes", _FLOATS, _bitsandbytes(8)),
@@ -223,4 +247,6 @@ _PEERS = (
     _Peer("torchft, fp8", "torchft", _FLOATS, _torchft),
     _Peer("deepspeed, 8 bits", "deepspeed", ("float16",), _deepspeed(8)),
     _Peer("deepspeed, 4 bits", "deepspeed", ("float16",), _deepspeed(4)),
+    _Peer("nvcomp, ANS", "nvidia-nvcomp-cu13", _FLOATS, _nvcomp("ANS")),
+    _Peer("nvcomp, Bitcomp", "nvidia-nvcomp-cu13", _FLOATS, _nvcomp("Bitcomp")),
 )  # fmt: skip

@@ -92,9 +92,12 @@ class PlainRow:
         "auto"."""
         self._choice, self._policy = choice, policy
         self._table = policy.table if policy else None
-        self._row = (label, collective, dtype, reason, size, count, nbytes,
-                     plain_bytes(collective, nbytes, size))  # fmt: skip
-        self._times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
+        self._names = label, collective, reason
+        times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
+        self._stats = _core.PlainStats(
+            label, collective, dtype, reason, size, count, nbytes,
+            plain_bytes(collective, nbytes, size), *times,
+        )  # fmt: skip
 
     def again(self) -> bool:
         """Whether a like call is decided alike."""
@@ -107,7 +110,7 @@ class PlainRow:
     ) -> None:
         """Counts a call; `whole`: it has ended, and did not just begin. `clock`: a frontend's
         `Timed` that ends behind it or, if that is still under way, behind its `work`."""
-        _core.record_plain(*self._row, seconds, *self._times)
+        self._stats.record(seconds)
         if self._policy is None or self._choice is None:
             return
         if clock is not None:
@@ -120,7 +123,7 @@ class PlainRow:
         """To raise where the backend refused `what`: a dtype and an operation."""
         lost = ("gloo/transport", "onnection", "NCCL")
         kind = TransportError if any(word in str(error) for word in lost) else UnsupportedError
-        label, collective, _, reason, *_ = self._row
+        label, collective, reason = self._names
         return kind(
             f"{collective} {label!r} went plain ({reason}), and the backend refused {what}: {error}"
         )

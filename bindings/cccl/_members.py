@@ -16,8 +16,16 @@ from ._config import Config
 from ._policy import Policy, Probe
 from .errors import ClosedError, UnsupportedError
 
-_MOST_KEPT = 1024
+_MOST_KEPT, _MOST_RECENT = 1024, 64
 _LAST_SECONDS = 10.0  # at exit, for what is still under way on a GPU
+
+
+NOT_BEGUN = "This call did not begin: its tensors are as they were."
+
+
+def not_begun(failure: Exception) -> Exception:
+    """Of an earlier call, to raise from one that finds it."""
+    return type(failure)(f"{failure}. {NOT_BEGUN}")
 
 
 class Members:
@@ -57,10 +65,10 @@ class Members:
         failure: Any = self._failure or self.core.failure
         if failure is not None and self._on_gpu and not self._reported:
             self._reported = True
-            raise failure
+            raise not_begun(failure) from failure
         raise ClosedError(
-            f"an earlier collective of this group failed: {closed}. Ranks may have failed at "
-            f"different calls: {self.way_back}"
+            f"an earlier collective of this group failed: {closed}. {NOT_BEGUN} Ranks may have "
+            f"failed at different calls: {self.way_back}"
         )
 
     def agree(self, fields: dict[str, str]) -> None:
@@ -135,6 +143,7 @@ class Registry(Generic[M]):
 
     def __init__(self) -> None:
         self.by_group: weakref.WeakKeyDictionary[Any, dict[Any, M]] = weakref.WeakKeyDictionary()
+        self._recent: dict[Hashable, tuple[Any, Any, Any]] = {}  # as `remember` was told
         self._left_behind: weakref.WeakSet[Any] = weakref.WeakSet()  # from before a fork
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget_in_fork)
@@ -144,6 +153,21 @@ class Registry(Generic[M]):
         """The open members of a group that has some on that device."""
         found = self.by_group.get(group, {}).get(device)
         return None if found is None or found.core.closed else found
+
+    def remember(self, given: Any, device: Any, found: M, group: Any) -> None:
+        """That `given`, which a caller named, means `group`, which has `found` on a device."""
+        if len(self._recent) == _MOST_RECENT:
+            self._recent.clear()
+        self._recent[id(given), device] = weakref.ref(given), weakref.ref(found), weakref.ref(group)
+
+    def recall(self, given: Any, device: Any) -> tuple[M, Any] | None:
+        """As it was remembered, if the members are still open. Every call comes here, and finds
+        most of Python's code cold: that is why it takes no longer way."""
+        known = self._recent.get((id(given), device))
+        if known is None or known[0]() is not given:
+            return None
+        found = known[1]()
+        return None if found is None or found.core.closed else (found, known[2]())
 
     def get(self, group: Any, device: Any, make: Callable[[], M]) -> M:
         """Those of a group on a device, made at the first call. After a failure it raises."""
@@ -166,6 +190,7 @@ class Registry(Generic[M]):
         with self._lock:
             old: dict[Any, M | None] = {**self.by_group.get(group, {})} or {device: None}
             fresh = self.by_group[group] = {place: make(place, old[place]) for place in old}
+            self._recent.clear()
         del old  # outside the lock: its thread may be waiting for it
         for place in sorted(fresh, key=str):
             fresh[place].agree({"collective": "recover"})
@@ -177,8 +202,10 @@ class Registry(Generic[M]):
             self._left_behind.add(group)
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(devices))
         self.by_group.clear()
+        self._recent.clear()
 
     def _close_all(self) -> None:
         for found in [one for devices in self.by_group.values() for one in devices.values()]:
             found.close_at_exit()
         self.by_group.clear()
+        self._recent.clear()

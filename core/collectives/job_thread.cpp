@@ -15,7 +15,8 @@ constexpr Seconds kForever{1e9};                   // longer ones overflow the c
 
 [[noreturn]] void throw_closed(const std::string& reason) {
   throw ClosedError("this communicator takes no more work: " + reason +
-                    ". Make a new one, on all ranks.");
+                    ". This call did not begin: its tensors are as they were. Make a new one, on "
+                    "all ranks.");
 }
 
 }  // namespace

@@ -6,21 +6,22 @@
 namespace cccl {
 namespace {
 
-// `least` and `most` are of a shard's payload, so of a message; `of_chunk` is of all shards of a
-// chunk: memory in flight must not grow with the number of ranks.
+// `least` and `most` are of a shard's payload, so of a message; `chunk_least` and `chunk_most` are
+// of all shards of a chunk: memory in flight must not grow with the number of ranks.
 struct Sizes {
-  std::size_t least, most, of_chunk;
+  std::size_t least, most, chunk_least, chunk_most;
 };
 // A message over sockets costs about 40 us of CPU at either end: below 64 kB that takes over on a
 // 1 Gbit/s link, and the faster the link, the larger. Large chunks give several threads enough to
 // do. (docs/performance.md has the measurements.)
-constexpr Sizes kSingly{64 * 1024, 2 * 1024 * 1024, 4 * 1024 * 1024};
+constexpr Sizes kSingly{64 * 1024, 2 * 1024 * 1024, 0, 4 * 1024 * 1024};
 // A group of NCCL's costs the host as much, and the device, where it starts, 100 us; a device's
-// codec takes so little time that few chunks hide it. (docs/gpu.md)
-constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 8 * 1024 * 1024};
+// codec takes so little time that few chunks hide it. Whatever is sent in it, a chunk costs the
+// host 45 us. (docs/gpu.md)
+constexpr Sizes kInGroups{1024 * 1024, 2 * 1024 * 1024, 3 * 1024 * 1024, 8 * 1024 * 1024};
 // Where payloads are read in place, codecs and link work at once within a chunk: chunks only bound
 // the memory. (docs/gpu.md)
-constexpr Sizes kInPlace{64 * 1024 * 1024, 64 * 1024 * 1024, 256 * 1024 * 1024};
+constexpr Sizes kInPlace{64 * 1024 * 1024, 64 * 1024 * 1024, 0, 256 * 1024 * 1024};
 // More chunks hide no more of the pipeline's filling and draining.
 constexpr std::size_t kChunks = 12;
 // What one-shot may send per rank: it saves a round trip but sends everything to everyone.
@@ -58,8 +59,10 @@ PlanArgs tune(PlanArgs args, const Tuning& tuning, const Codec& contribution, co
     // As many chunks as make a shard's payload about the target, all of one size.
     const std::size_t wanted = payload / (shards * kChunks);
     const auto& sizes = args.in_place ? kInPlace : args.receive_ahead ? kSingly : kInGroups;
+    const std::size_t least =
+        std::min(std::max(sizes.least, sizes.chunk_least / owners), sizes.most);
     const std::size_t target =
-        std::min(std::clamp(wanted, sizes.least, sizes.most), sizes.of_chunk / owners);
+        std::min(std::clamp(wanted, least, sizes.most), sizes.chunk_most / owners);
     const std::size_t chunks = std::max<std::size_t>(1, payload / (shards * target));
     args.chunk = (most + chunks - 1) / chunks;
   }

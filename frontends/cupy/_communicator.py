@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, cast
 
 from .._config import Config, current_config, loaded
+from .._members import NOT_BEGUN, not_begun
 from ..errors import (
     ClosedError,
     ConfigError,
@@ -296,10 +297,10 @@ class Communicator:
             return
         for connection in self._connections:
             if unseen := self._unseen(connection):
-                raise unseen
+                raise not_begun(unseen) from unseen
         raise ClosedError(
-            f"this communicator takes no calls any more: {self.closed}. Close it on all ranks, and "
-            "make a new one with a rendezvous of its own"
+            f"this communicator takes no calls any more: {self.closed}. {NOT_BEGUN} Close it on "
+            "all ranks, and make a new one with a rendezvous of its own"
         )
 
     def _unseen(self, connection: Connection) -> Exception | None:

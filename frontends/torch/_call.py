@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,19 +25,18 @@ from .._config import Config, current_config, loaded
 from .._policy import Choice, Policy
 from .._rules import AUTO, OFF, PLAIN
 from .._state import Memory
-from ..errors import ConfigError, Error, NotCompressedError, UnsupportedError
+from ..errors import Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
-from ._groups import GroupCommunicator, communicator, existing, inside, resolve
+from ._groups import GroupCommunicator, communicator, existing, resolve
 from ._hierarchy import route
-from ._plain import OPS, PlainCall, is_apart, is_simple
+from ._plain import OPS, PlainCall, is_apart, is_known, is_simple, name_of, reduce_op
 from ._state import state_of
 from ._tensors import check_kind, copy_back, detached, reach, real
-from ._work import Work, is_capturing, profiler_ranges
+from ._work import Work, profiler_ranges
 
 DTYPES_OF_TORCH: dict[torch.dtype, DType] = {
     getattr(torch, name): dtype for name, dtype in DTYPES.items() if hasattr(torch, name)
 }
-_OP_NAMES = {op: name for name, op in OPS.items()}
 _abandoned: list[Any] = []  # tensors of calls that were interrupted, which may still be written
 
 
@@ -58,16 +57,17 @@ def send(
     config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
-    found = existing(group, input.device) if type(input) is torch.Tensor else None
-    if found is not None and is_simple(input) and (output is input or is_simple(output)):
-        reduction = OPS.get(op) if type(op) is str else op
-        key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
-               id(config))  # fmt: skip
-        plain = found.plain.get(key)
-        if plain is not None and (output is input or is_apart(input, output)) and plain.again():
-            if output is not input:
-                input, output = input.view(-1), output.view(-1)
-            return plain.send(input, output, inside(group), async_op)
+    if type(input) is torch.Tensor:
+        found, inner = existing(group, input.device)
+        if found is not None and is_simple(input) and (output is input or is_simple(output)):
+            reduction = OPS.get(op) if type(op) is str else op if is_known(op) else None
+            key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
+                   id(config))  # fmt: skip
+            plain = found.plain.get(key)
+            if plain is not None and (output is input or is_apart(input, output)) and plain.again():
+                if output is not input:
+                    input, output = input.view(-1), output.view(-1)
+                return plain.send(input, output, inner, async_op)
     call = Call(collective, input, output, op, group, config, label, src)
     call.memory = memory
     return call.run(async_op)
@@ -98,7 +98,7 @@ class Call:
         self.group = resolve(group)
         if self.group is None:
             return
-        self.op = _reduce_op(op)
+        self.op = reduce_op(op)
         self.size = self.group.size()
         self.src = src
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
@@ -113,7 +113,8 @@ class Call:
 
     def again(self, tensor: torch.Tensor | None, group: dist.ProcessGroup | None) -> Call:
         """This one, in place, of another tensor like its own."""
-        call = copy.copy(self)
+        call = object.__new__(Call)
+        call.__dict__.update(self.__dict__, post=self.post)
         call.input = call.output = tensor
         call.group = group
         return call
@@ -190,7 +191,11 @@ class Call:
     def _submit_to_stream(self, *, has_future: bool = True) -> Work:
         """Behind the current stream's work. The future is complete at once, for streams to wait;
         without one, the current stream waits."""
-        device, capturing = self.input.device, is_capturing(self.input)
+        device = self.input.device
+        if torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                return self._submit_to_stream(has_future=has_future)
+        capturing = torch.cuda.is_current_stream_capturing()
         host_waits = self.config.non_finite == "raise" and not capturing
         work = Work(self.output, host_waits=host_waits, has_future=has_future)
         found = self._communicator()
@@ -222,9 +227,13 @@ class Call:
         if ends is None:  # a capture must come back to the stream that it began with
             work._core.precede(device.index, current.cuda_stream)
             ends = current
-        with torch.cuda.stream(ends):
+        # As `with torch.cuda.stream(ends)`, which asks for the current stream once more.
+        torch.cuda.set_stream(ends)
+        try:
             copy_back(received, self.output)
             work._future.set_result(self.output)
+        finally:
+            torch.cuda.set_stream(current)
         return work
 
     def _communicator(self) -> GroupCommunicator:
@@ -242,7 +251,7 @@ class Call:
                 return legs
         source, target = real(sent), real(received)
         part = min(source.numel(), target.numel())
-        return self.poster()(
+        return self.post(
             found.core, self.collective, source, target, codecs=config.codecs, root=self.root,
             counts=[part] * self.size if self.collective in GATHERED else [],
             raise_non_finite=config.non_finite == "raise",
@@ -261,8 +270,10 @@ class Call:
             memory = memory.cut(self.label, self.input.numel(), ranges)
         return memory.arguments(lambda: state_of(group), self.label, count, self.config.feedback)
 
-    def poster(self) -> Callable[..., Any]:
-        """Submits a collective, or a leg of it, with this one's settings. Knows of no group."""
+    @functools.cached_property
+    def post(self) -> Callable[..., Any]:
+        """Submits a collective, or a leg of it, with the settings of this one, which is decided.
+        Knows of no group."""
         settings = settings_of(self.config) | {
             "average": self.op == dist.ReduceOp.AVG, "label": self.label
         }  # fmt: skip
@@ -308,14 +319,14 @@ class Call:
             found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self.plain_fields)
-            if self.input.dtype is self.output.dtype:
+            if self.input.dtype is self.output.dtype and is_known(self.op):
                 found.remember((*kind, self.output.numel(), self.label, id(self.asked)), call)
         return call
 
     def plain_fields(self) -> dict[str, str]:
         """What ranks compare of it, where it goes plain."""
         dtype = str(self.input.dtype).removeprefix("torch.")
-        op = _OP_NAMES.get(self.op, str(self.op))
+        op = name_of(self.op)
         return fields_of_plain(self.collective, dtype, self.input.numel(), op, self.root)
 
     def decide(self) -> str:
@@ -394,14 +405,3 @@ class Call:
             return False
         (a, b), (c, d) = reach(whole), reach(part)
         return a < d and c < b
-
-
-def _reduce_op(op: Any) -> Any:
-    if isinstance(op, str):
-        if op not in OPS:
-            raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
-        return OPS[op]
-    if not isinstance(op, dist.ReduceOp | dist.ReduceOp.RedOpType):
-        raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
-    # A ReduceOp made of an enum's value equals it only from the left, so `in` does not find it.
-    return next((kind for kind in OPS.values() if op == kind), op)

@@ -38,7 +38,8 @@ def all_reduce(
     Raises:
         UnsupportedError: device, layout or dtype that cannot be sent, before anything is.
         MismatchError, DeadlineError, PeerAbortedError, TransportError: the collective failed, on
-            every rank; the tensor is then NaN.
+            every rank; the tensor is then NaN, or as it was if the error says that the call did
+            not begin, since an earlier one had failed.
         NotCompressedError: strict mode, and it would have gone plain.
     """
     return send(

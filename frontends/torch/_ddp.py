@@ -23,7 +23,7 @@ from .._state import Memory
 from .._steps import Steps
 from ..errors import ClosedError, ConfigError
 from ._call import Call
-from ._groups import communicator, generation_of, resolve
+from ._groups import communicator, existing, generation_of, resolve
 from ._parts import Parts, reals_of, values_of
 from ._state import StateStore, keep_for
 from ._work import Work, is_capturing
@@ -191,17 +191,19 @@ class CompressionState:
     def _call_for(self, buffer: torch.Tensor, label: str, config: Config) -> tuple[Call, str]:
         """The collective, and why it goes plain ("" if it does not). One like an earlier one,
         which DDP sends at every step, is not looked at again."""
-        group = resolve(self.group)
+        found, group = existing(self.group, buffer.device)
         key = label, buffer.dtype, buffer.numel(), buffer.device, id(config), id(group)
-        known = self._known.get(key)
+        known = self._known.get(key) if found is not None else None
         if known is not None:
             return known.again(buffer, group), ""
+        group = resolve(self.group)
         call = Call("all_reduce", buffer, buffer, "avg", group, config, label)
         reason = call.decide()
         if not reason and call.choice is None:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
-            self._known[key] = call.again(None, None)  # of no tensor's memory, and of no group
+            # Of no tensor's memory, and of no group.
+            self._known[(*key[:-1], id(group))] = call.again(None, None)
         return call, reason
 
     def _submit(self, call: Call) -> torch.futures.Future[torch.Tensor]:

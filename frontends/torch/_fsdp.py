@@ -13,6 +13,7 @@ from .._state import Memory
 from .._ways import check_sent, check_sharded
 from ..errors import ConfigError
 from ._call import send
+from ._plain import parts_of
 from ._state import StateStore, keep_for
 
 
@@ -90,7 +91,7 @@ class ReduceScatter(_Comm):
         async_op: bool = False,
     ) -> Any:
         if op == dist.ReduceOp.PREMUL_SUM:  # of `set_gradient_divide_factor`, as NCCL does it
-            input_tensor.mul_(_factor(op))
+            input_tensor.mul_(parts_of(op)[1])
             op = dist.ReduceOp.SUM
         config = (self.config or current_config()).of("reduce_scatter")
         if config.ways is not None:
@@ -117,11 +118,6 @@ class AllGather(_Comm):
         return send(
             "all_gather", input_tensor, output_tensor, op, group, async_op, self.config, self.label
         )
-
-
-def _factor(op: Any) -> Any:
-    """A ReduceOp tells the factor of PREMUL_SUM to pickle only."""
-    return op.__getstate__()[1]
 
 
 def _hook(

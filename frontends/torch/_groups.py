@@ -100,18 +100,27 @@ def inside(group: Any) -> Any:
     return getattr(group, "plain_group", group)
 
 
-def existing(group: Any, device: torch.device) -> GroupCommunicator | None:
-    """The open communicator of a group that has one on that device."""
-    if not _groups.by_group:
-        return None
-    group = inside(group)
-    return _groups.find(group, device) if isinstance(group, dist.ProcessGroup) else None
+def existing(group: Any, device: torch.device) -> tuple[GroupCommunicator | None, Any]:
+    """The open communicator of a group that has one on that device, and the plain group."""
+    if not dist.is_available():
+        return None, None
+    group = dist.group.WORLD if group is None else group
+    if (recalled := _groups.recall(group, device)) is not None:
+        return recalled
+    plain = inside(group)
+    found = _groups.find(plain, device) if isinstance(plain, dist.ProcessGroup) else None
+    if found is not None:
+        _groups.remember(group, device, found, plain)
+    return found, plain
 
 
 def communicator(
     group: dist.ProcessGroup, device: torch.device, config: Config
 ) -> GroupCommunicator:
     """Of `group` on a device. After a failure it raises, until `recover` is called."""
+    found, _ = existing(group, device)
+    if found is not None:
+        return found
 
     def make() -> GroupCommunicator:
         return GroupCommunicator(group, device, 0, config.deadline or timeout_of(group), config)

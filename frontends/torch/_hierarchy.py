@@ -115,7 +115,7 @@ class _Legs:
         config, across = call.config, leg.stage == ACROSS
         kept = call.remembered(source.numel(), leg.kept) if leg.kept else {}
         begin = functools.partial(
-            call.poster(), self.hierarchy.cores[leg.stage], leg.collective, source, target,
+            call.post, self.hierarchy.cores[leg.stage], leg.collective, source, target,
             codecs=config.codecs if across else _PLAIN, counts=leg.counts, root=leg.root,
             leg=LEGS[leg.stage],
             # All ranks must hear of it: those of other lanes do where shards meet.

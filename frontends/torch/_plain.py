@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +11,7 @@ import torch.distributed as dist
 
 from .._calls import PlainRow
 from .._policy import Between
+from ..errors import ConfigError
 from ._work import is_capturing
 
 if TYPE_CHECKING:
@@ -33,14 +35,50 @@ def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, late
     if output.is_complex():
         return dist.all_reduce(output, op, group, later)
     # What dist.all_reduce does for other tensors, in half of the time.
-    options = dist.AllreduceOptions()
-    options.reduceOp, options.asyncOp = op, later
+    options = (_known_options if is_known(op) else _options)(op, later)
     work = (group or dist.group.WORLD).allreduce([output], options)
     if later:
         return work
     if work is not None:  # NCCL has made the current stream wait already
         work.wait()
     return None
+
+
+def _options(op: Any, later: bool) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, later
+    return options
+
+
+_known_options = functools.lru_cache(_options)
+
+
+def is_known(op: Any) -> bool:
+    """Whether it tells all by itself: a PREMUL_SUM is equal to one with another factor."""
+    return isinstance(op, dist.ReduceOp.RedOpType)
+
+
+def reduce_op(op: Any) -> Any:
+    """c10d's, of a name or of any way to write it; raises `ConfigError`."""
+    if isinstance(op, str) and op in OPS:
+        return OPS[op]
+    if is_known(op):
+        return op
+    if not isinstance(op, dist.ReduceOp):
+        raise ConfigError(f"op = {op!r}; allowed: 'avg', 'sum' or a torch.distributed.ReduceOp")
+    kind, factor = parts_of(op)
+    return kind if factor is None else op
+
+
+def parts_of(op: Any) -> tuple[Any, Any]:
+    """Kind and factor of a ReduceOp, which tells that of PREMUL_SUM to pickle only."""
+    kind, factor = op.__getstate__()
+    return kind, factor
+
+
+def name_of(op: Any) -> str:
+    """The same on all ranks, whose factors may differ."""
+    return str((op if is_known(op) else parts_of(op)[0]).name).lower()
 
 
 def _reduce_scatter(

@@ -51,6 +51,14 @@ def gathered_like_the_cpu(
     return gathered[0]
 
 
+def check_spoiled(output: torch.Tensor, before: torch.Tensor, error: Exception | None) -> None:
+    """NaN where a collective failed; as `before` where the error says that it did not begin."""
+    if error is not None and "did not begin" in str(error):
+        assert torch.equal(output, before), error
+    else:
+        assert output.isnan().all(), error
+
+
 def sparse(rank: int, count: int, zeros: float) -> torch.Tensor:
     """Positive float32 values, a random share of them 0. The same on every rank that asks."""
     values = gradient(rank, count, torch.float32).abs() + 1e-3

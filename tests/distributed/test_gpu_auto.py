@@ -82,7 +82,7 @@ def _undisturbed():
     group = dist.new_group()
     tensor = torch.ones(256, device="cuda")
     cccl.torch.all_reduce(tensor, group=group, config=AUTO)
-    (policy,) = existing(group, tensor.device).policies.values()
+    (policy,) = existing(group, tensor.device)[0].policies.values()
     begun = time.perf_counter()
     for _ in range(50):
         dist.all_reduce(tensor, group=group)
@@ -125,9 +125,10 @@ def _compressed_times():
 
 
 def test_a_work_tells_its_own_seconds_on_the_device(gpu_ranks):
-    """Neither those of collectives before it nor of what its caller did."""
+    """Neither those of collectives before it (but one that ends before the one before it counts
+    whole) nor of what its caller did."""
     for found, taken, early, late in gpu_ranks(2)(_compressed_times):
-        assert min(found) > 0 and sum(found) <= 1.1 * taken
+        assert min(found) > 0 and sum(found) <= 2 * taken
         assert early is None
         assert 0 < late < 0.1
 

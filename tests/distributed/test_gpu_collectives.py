@@ -351,3 +351,17 @@ def test_statistics_say_what_was_done(gpu_ranks):
     first = pool(_counted)
     assert pool(_counted) == first
     assert 0 < first[0] < 64 << 20
+
+
+def _scaled():
+    """Of two PREMUL_SUMs, which are equal to each other, each has its own factor."""
+    none = cccl.Config(compression_type="none")
+    for factor in (0.5, 0.5, 0.25, 2.0):
+        tensor = torch.full((1000,), 4.0, device="cuda")
+        op = dist._make_nccl_premul_sum(factor)
+        cccl.torch.all_reduce(tensor, op, config=none)
+        assert (tensor == 4.0 * factor * dist.get_world_size()).all()
+
+
+def test_a_factor_of_the_backends_own_goes_along(gpu_ranks):
+    gpu_ranks(2)(_scaled)

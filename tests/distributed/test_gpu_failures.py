@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from expect import gradient
+from expect import check_spoiled, gradient
 from ranks import Died, stay_away
 
 import cccl
@@ -33,16 +33,19 @@ def _left_alone(kill):
     tensor = _first()
     if dist.get_rank() == 1:
         return stay_away(DEADLINE + 6, kill)
-    begun = time.monotonic()
+    begun, before = time.monotonic(), tensor.clone()
+    error = None
     try:
         cccl.torch.all_reduce(tensor, config=CONFIG)
-        torch.cuda.synchronize()  # comes back: nothing hangs on the device
-        assert tensor.isnan().all()
-        cccl.torch.all_reduce(tensor.clone(), config=CONFIG)
-        error = None
     except cccl.Error as found:
         error = found
-        assert tensor.isnan().all()
+    torch.cuda.synchronize()  # comes back: nothing hangs on the device
+    check_spoiled(tensor, before, error)
+    if error is None:
+        try:
+            cccl.torch.all_reduce(before.clone(), config=CONFIG)
+        except cccl.Error as found:
+            error = found
     seconds = time.monotonic() - begun
     for _ in range(2):  # the first may tell what became known meanwhile
         closed = False
@@ -76,6 +79,32 @@ def test_survivors_of_a_killed_rank_get_an_error(own_ranks, world):
     found = own_ranks(world, backend="cpu:gloo,cuda:nccl").outcomes(_left_alone, True)
     assert isinstance(found[1], Died)
     check_survivors(found, world)
+
+
+def _known_before():
+    """The failure of a call that had returned is told by the next one, which does not begin."""
+    from cccl.torch._groups import communicator
+
+    tensor = _first()
+    if dist.get_rank() == 1:
+        return stay_away(DEADLINE + 6, True)
+    core = communicator(dist.group.WORLD, tensor.device, CONFIG).core
+    cccl.torch.all_reduce(tensor, config=CONFIG, async_op=True)
+    until = time.monotonic() + DEADLINE + 5
+    while not core.closed and time.monotonic() < until:
+        time.sleep(0.01)
+    values = torch.ones(COUNT, device="cuda")
+    for kind in (cccl.TransportError, cccl.ClosedError):
+        with pytest.raises(kind, match="did not begin"):
+            cccl.torch.all_reduce(values, config=CONFIG)
+    torch.cuda.synchronize()
+    assert tensor.isnan().all() and (values == 1).all()
+    return None
+
+
+def test_a_call_that_does_not_begin_leaves_its_tensors(own_ranks):
+    found = own_ranks(2, backend="cpu:gloo,cuda:nccl").outcomes(_known_before)
+    assert found[0] is None
 
 
 def _recovered():
