@@ -124,8 +124,8 @@ def measure(
 
 
 def repeats(rounds: float, device: torch.device) -> int:
-    """What rank 0 can afford, between 5 and 400."""
-    agreed = torch.tensor([min(400, max(5, int(rounds)))], device=device)
+    """What rank 0 can afford, between 3 and 400."""
+    agreed = torch.tensor([min(400, max(3, int(rounds)))], device=device)
     dist.broadcast(agreed, 0)
     return int(agreed.item())
 

@@ -213,19 +213,23 @@ def _deepspeed(bits: int) -> Callable[[Any, Any, int], _Codec]:
 
 def _nvcomp(algorithm: str) -> Callable[[Any, Any, int], _Codec]:
     def codec(library: Any, like: Any, _: int) -> _Codec:
-        """Loses nothing; chunks of 64 KiB, whatever the block. bfloat16 has no type of its own."""
+        """Loses nothing; chunks of 64 KiB, whatever the block. It has no bfloat16. Each call is
+        waited for: its result must not be freed before."""
         torch = torch_or_error()
         kind = {torch.float32: "<f4", torch.float16: "<f2"}.get(like.dtype, "|u1")
-        coder = library.Codec(algorithm=algorithm, data_type=kind, cuda_stream=0)
+        coder = library.Codec(algorithm=algorithm, data_type=kind)
+
+        def encode(values: Any) -> Any:
+            encoded = coder.encode(library.as_array(values.view(torch.uint8)))
+            torch.cuda.synchronize()
+            return [encoded]
 
         def decode(payload: Any) -> Any:
-            return torch.from_dlpack(coder.decode(payload[0], "|u1")).view(like.dtype)
+            decoded = torch.from_dlpack(coder.decode(payload[0]))
+            torch.cuda.synchronize()
+            return decoded.view(like.dtype)
 
-        return _Codec(
-            lambda values: [coder.encode(library.as_array(values.view(torch.uint8)))],
-            decode,
-            in_graph=False,
-        )
+        return _Codec(encode, decode, in_graph=False)
 
     return codec
 

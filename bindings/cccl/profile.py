@@ -16,7 +16,8 @@ from ._config import Config
 from .errors import ConfigError, UnsupportedError
 
 _PARTS = {
-    "step": "step (the slowest rank's)",
+    "unrecorded": "step, the slowest rank's",
+    "step": "step, while recorded",
     "compute": "computation",
     "communication": "communication",
     "communication_exposed": "  exposed: nothing computes",
@@ -40,7 +41,8 @@ def add_command(commands: Any) -> None:
     add("entry", metavar="ENTRY", help="FILE.py:FUNCTION or MODULE:FUNCTION; it builds a model and "
         "returns a function that trains a step (docs/profile.md)")  # fmt: skip
     add("--codec", default="block_float8", help="name or alias (default: %(default)s)")
-    add("--steps", type=int, default=5, help="recorded (default: %(default)s)")
+    add("--steps", type=int, default=5, help="by the clock, and as many recorded (default: "
+        "%(default)s)")  # fmt: skip
     add("--warm-up", type=int, default=3, help="steps before them (default: %(default)s)")
     add("--device", default="cpu", choices=("cpu", "cuda"), help="(default: cpu)")
     add("--deadline", type=float, default=300.0, help="seconds per wait (default: %(default)s)")

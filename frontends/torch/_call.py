@@ -54,7 +54,8 @@ def send(
 ) -> Any:
     """A collective, compressed or plain; returns a work if `async_op`. `memory`: of what error
     feedback keeps, None where nothing tells which tensor it is."""
-    config = current_config() if config is None else loaded(config)
+    if type(config) is not Config:
+        config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
     if type(input) is torch.Tensor:

@@ -14,6 +14,7 @@ from .._config import Config, current_config
 from .._members import Members, Registry
 from ..errors import UnsupportedError
 
+_AVAILABLE = dist.is_available()
 _STREAMS = 2  # of a communicator on a GPU: one collective begins while the one before ends
 
 
@@ -102,7 +103,7 @@ def inside(group: Any) -> Any:
 
 def existing(group: Any, device: torch.device) -> tuple[GroupCommunicator | None, Any]:
     """The open communicator of a group that has one on that device, and the plain group."""
-    if not dist.is_available():
+    if not _AVAILABLE:
         return None, None
     group = dist.group.WORLD if group is None else group
     if (recalled := _groups.recall(group, device)) is not None:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from ._call import Call
 
 OPS = {"avg": dist.ReduceOp.AVG, "sum": dist.ReduceOp.SUM} if dist.is_available() else {}
+_RedOpType = dist.ReduceOp.RedOpType if dist.is_available() else None
 # Dtypes that gloo moves only as bytes.
 _BYTES_TO_GLOO = {
     getattr(torch, name)
@@ -35,7 +36,7 @@ def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, late
     if output.is_complex():
         return dist.all_reduce(output, op, group, later)
     # What dist.all_reduce does for other tensors, in half of the time.
-    options = (_known_options if is_known(op) else _options)(op, later)
+    options = (_known_options if type(op) is _RedOpType else _options)(op, later)
     work = (group or dist.group.WORLD).allreduce([output], options)
     if later:
         return work
@@ -55,7 +56,7 @@ _known_options = functools.lru_cache(_options)
 
 def is_known(op: Any) -> bool:
     """Whether it tells all by itself: a PREMUL_SUM is equal to one with another factor."""
-    return isinstance(op, dist.ReduceOp.RedOpType)
+    return type(op) is _RedOpType
 
 
 def reduce_op(op: Any) -> Any:
@@ -124,7 +125,9 @@ class PlainCall(PlainRow):
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
-        clock = None if self._policy is None else self.clock(input)
+        clock = None
+        if self._policy is not None and self._policy.watches:
+            clock = self.clock(input)
         begun = time.perf_counter()
         try:
             result = self._backend(input, output, self._op, self._src, group, async_op)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import statistics
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -48,13 +49,15 @@ class Profile:
 
 
 def profile(step: Step, *, steps: int = 5, warm_up: int = 3) -> Profile:
-    """Runs `step()` `warm_up` times, then `steps` times under torch.profiler; on all ranks alike.
+    """Runs `step()` `warm_up` times, `steps` times by the clock alone, and as often under
+    torch.profiler, which makes steps longer; on all ranks alike.
 
-    `parts`: `step`, `compute`, `communication`, `communication_exposed` (nothing computes
-    meanwhile) and `communication_hidden`, `codec` (encoding, sums, decoding), `codec_exposed` and
-    `codec_hidden`, `other`. On a GPU these are its kernels, told apart by name. On a CPU compute
-    is torch's operators, communication reaches from a collective's call to its result, and codec
-    seconds are the statistics', hidden to the share that communication is.
+    `parts`: `unrecorded` is the median step by the clock. Of what was recorded: `step`, `compute`,
+    `communication`, `communication_exposed` (nothing computes meanwhile) and
+    `communication_hidden`, `codec` (encoding, sums, decoding), `codec_exposed` and `codec_hidden`,
+    `other`. On a GPU these are its kernels, told apart by name. On a CPU compute is torch's
+    operators, communication reaches from a collective's call to its result, and codec seconds are
+    the statistics', hidden to the share that communication is.
     """
     if steps < 1 or warm_up < 0:
         raise ConfigError(f"steps = {steps}, warm_up = {warm_up}; allowed: from 1, from 0")
@@ -64,17 +67,16 @@ def profile(step: Step, *, steps: int = 5, warm_up: int = 3) -> Profile:
     if on_gpu:
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
+    unrecorded = statistics.median(_seconds(step, on_gpu) for _ in range(steps))
     activities = [ProfilerActivity.CPU] + [ProfilerActivity.CUDA] * on_gpu
     before = stats()
     with torch_profile(activities=activities) as trace:
         for _ in range(steps):
             with record_function(STEP):
-                step()
-                if on_gpu:
-                    torch.cuda.synchronize()
+                _seconds(step, on_gpu)
     rows = since(before, stats())
     events, windows = read(trace.events() or [], on_gpu)
-    found = parts(events, windows)
+    found = parts(events, windows) | {"unrecorded": unrecorded}
     if not on_gpu:
         seconds = sum(row[f"{kind}_seconds"] for row in rows for kind in _CODEC)
         sent = found["communication"]
@@ -86,6 +88,14 @@ def profile(step: Step, *, steps: int = 5, warm_up: int = 3) -> Profile:
     if on_gpu:
         memory["peak_allocated_bytes"] = torch.cuda.max_memory_allocated()
     return Profile(found, events, windows, trace, rows, memory)
+
+
+def _seconds(step: Step, on_gpu: bool) -> float:
+    begun = time.perf_counter()
+    step()
+    if on_gpu:
+        torch.cuda.synchronize()
+    return time.perf_counter() - begun
 
 
 def read(trace: Sequence[Any], on_gpu: bool) -> tuple[list[Event], list[Span]]:
@@ -139,7 +149,8 @@ def compare(
 
     `make_step` builds a model (in DistributedDataParallel, or on backend "cccl") and returns a
     function that trains a step; it must name no configuration of its own. Returns, for both ways,
-    `parts` as means over the ranks, `step` as the slowest rank's, and `memory`; and what changed.
+    `parts` as means over the ranks (whole steps as the slowest rank's) and `memory`; and what
+    changed.
     Rank 0 writes `timeline.png` and a chrome trace of each way to the folder `output`.
     """
     wanted = current_config() if config is None else Config.load(config)
@@ -173,7 +184,7 @@ def change(plainly: Mapping[str, Any], ours: Mapping[str, Any]) -> dict[str, flo
     """Of the second way against the first."""
     first, second = plainly["parts"], ours["parts"]
     return {
-        "speed_up": first["step"] / second["step"],
+        "speed_up": first["unrecorded"] / second["unrecorded"],
         "compute_longer": second["compute"] / first["compute"] - 1 if first["compute"] else 0.0,
         "exposed_less_seconds": first["communication_exposed"] - second["communication_exposed"],
         "overlap_share_before": plainly["overlap_share"],
@@ -202,7 +213,8 @@ def _over_ranks(one: Profile) -> dict[str, Any]:
     dist.all_gather_object(everyone, (one.parts, one.memory))
     every = [entry[0] for entry in everyone]
     means = {name: statistics.mean(entry[name] for entry in every) for name in one.parts}
-    means["step"] = max(entry["step"] for entry in every)
+    for name in ("unrecorded", "step"):
+        means[name] = max(entry[name] for entry in every)
     sent = means["communication"]
     return {
         "parts": means,

@@ -56,6 +56,7 @@ def test_both_ways_are_measured_alike_on_all_ranks(ranks, tmp_path):
         parts = way["parts"]
         assert parts["compute"] > 0 and parts["communication"] > 0
         assert parts["step"] >= parts["compute"]
+        assert parts["unrecorded"] > 0
         both = parts["communication_exposed"] + parts["communication_hidden"]
         assert both == pytest.approx(parts["communication"])
         assert way["overlap_share"] == pytest.approx(parts["communication_hidden"] / both)
