@@ -23,9 +23,9 @@ from .errors import ConfigError, UnsupportedError
 
 LEAST, MOST = 1 << 10, 1 << 30  # bytes
 FEWEST = 3  # calls that a percentile is taken of
-COLUMNS = ("collective", "way", "bytes", "dtype", "world_size", "device", "calls", "p50_ms",
-           "p90_ms", "p99_ms", "least_ms", "algorithm_gbps", "bus_gbps", "plain_bus_gbps", "ratio",
-           "skipped")  # fmt: skip
+COLUMNS = ("collective", "way", "bytes", "dtype", "world_size", "device", "calls", "first_ms",
+           "p50_ms", "p90_ms", "p99_ms", "least_ms", "algorithm_gbps", "bus_gbps",
+           "plain_bus_gbps", "ratio", "skipped")  # fmt: skip
 
 
 def add_command(kinds: Any) -> None:

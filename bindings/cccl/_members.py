@@ -143,7 +143,7 @@ class Registry(Generic[M]):
 
     def __init__(self) -> None:
         self.by_group: weakref.WeakKeyDictionary[Any, dict[Any, M]] = weakref.WeakKeyDictionary()
-        self._recent: dict[Hashable, tuple[Any, Any, Any]] = {}  # as `remember` was told
+        self._recent: dict[Hashable, tuple[Any, ...]] = {}  # as `remember` was told
         self._left_behind: weakref.WeakSet[Any] = weakref.WeakSet()  # from before a fork
         self._lock = threading.Lock()
         os.register_at_fork(after_in_child=self._forget_in_fork)
@@ -158,16 +158,17 @@ class Registry(Generic[M]):
         """That `given`, which a caller named, means `group`, which has `found` on a device."""
         if len(self._recent) == _MOST_RECENT:
             self._recent.clear()
-        self._recent[id(given), device] = weakref.ref(given), weakref.ref(found), weakref.ref(group)
+        references = weakref.ref(given), weakref.ref(found), weakref.ref(group)
+        self._recent[id(given), device.index] = device, *references
 
     def recall(self, given: Any, device: Any) -> tuple[M, Any] | None:
         """As it was remembered, if the members are still open. Every call comes here, and finds
         most of Python's code cold: that is why it takes no longer way."""
-        known = self._recent.get((id(given), device))
-        if known is None or known[0]() is not given:
+        known = self._recent.get((id(given), device.index))
+        if known is None or known[0] != device or known[1]() is not given:
             return None
-        found = known[1]()
-        return None if found is None or found.core.closed else (found, known[2]())
+        found = known[2]()
+        return None if found is None or found.core.closed else (found, known[3]())
 
     def get(self, group: Any, device: Any, make: Callable[[], M]) -> M:
         """Those of a group on a device, made at the first call. After a failure it raises."""

@@ -22,6 +22,7 @@ if _dist.is_available():
     from ._ddp import CompressionState, attach, compress, compression_hook
     from ._explain import explain
     from ._fsdp import compress_fsdp
+    from ._replicas import check_replicas
 
     _register()
 
@@ -43,6 +44,7 @@ __all__ = [
     "all_reduce",
     "attach",
     "broadcast",
+    "check_replicas",
     "compress",
     "compress_fsdp",
     "compression_hook",

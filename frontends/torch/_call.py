@@ -29,7 +29,7 @@ from ..errors import Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, resolve
 from ._hierarchy import route
-from ._plain import OPS, PlainCall, is_apart, is_known, is_simple, name_of, reduce_op
+from ._plain import PlainCall, is_like, is_simple, name_of, reduce_op
 from ._state import state_of
 from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, profiler_ranges
@@ -58,19 +58,20 @@ def send(
         config = current_config() if config is None else loaded(config)
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
-    if type(input) is torch.Tensor:
+    key = None
+    if type(input) is torch.Tensor and (output is input or type(output) is torch.Tensor):
+        key = (collective, input.dtype, input.numel(), op if type(op) is str else id(op), src,
+               output.numel(), label, id(config))  # fmt: skip
         found, inner = existing(group, input.device)
-        if found is not None and is_simple(input) and (output is input or is_simple(output)):
-            reduction = OPS.get(op) if type(op) is str else op if is_known(op) else None
-            key = (collective, input.dtype, input.numel(), reduction, src, output.numel(), label,
-                   id(config))  # fmt: skip
-            plain = found.plain.get(key)
-            if plain is not None and (output is input or is_apart(input, output)) and plain.again():
-                if output is not input:
-                    input, output = input.view(-1), output.view(-1)
-                return plain.send(input, output, inner, async_op)
+        plain = None if found is None else found.plain.get(key)
+        if plain is not None and is_simple(input):
+            if output is input:
+                if plain.again():
+                    return plain.send(input, output, inner, async_op)
+            elif is_like(output, input) and plain.again():
+                return plain.send(input.view(-1), output.view(-1), inner, async_op)
     call = Call(collective, input, output, op, group, config, label, src)
-    call.memory = memory
+    call.memory, call.key = memory, key
     return call.run(async_op)
 
 
@@ -96,10 +97,11 @@ class Call:
         self.output = self.input if self.in_place else detached(output)
         self.asked, self.config = config, config.of(collective)
         self.memory: Memory | None = None
+        self.key: Any = None  # by which a plain one is found again
         self.group = resolve(group)
         if self.group is None:
             return
-        self.op = reduce_op(op)
+        self.op, self.asked_op = reduce_op(op), op
         self.size = self.group.size()
         self.src = src
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
@@ -320,8 +322,8 @@ class Call:
             found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self.plain_fields)
-            if self.input.dtype is self.output.dtype and is_known(self.op):
-                found.remember((*kind, self.output.numel(), self.label, id(self.asked)), call)
+            if self.key is not None:
+                found.remember(self.key, call)
         return call
 
     def plain_fields(self) -> dict[str, str]:

@@ -119,7 +119,7 @@ class PlainCall(PlainRow):
             call.label, call.collective, dtype, reason, call.size, numel, nbytes, call.choice,
             call.policy,
         )  # fmt: skip
-        self.config = call.asked  # by whose id it is found: it must live as long
+        self._found_by = call.asked, call.asked_op  # by their ids: they must live as long
         self._op, self._src = call.op, call.src
         self._backend = BACKEND[call.collective]
 
@@ -151,22 +151,22 @@ def _event_on(device: torch.device) -> torch.cuda.Event:
     return torch.cuda.current_stream(device).record_event(event)
 
 
-def is_apart(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two contiguous tensors share no memory."""
-    a: int = one.data_ptr()
-    b: int = other.data_ptr()
-    return a + int(one.nbytes) <= b or b + int(other.nbytes) <= a
+def is_like(one: Any, other: torch.Tensor) -> bool:
+    """Whether the backend can take both, of which `other` is simple: they share no memory."""
+    if not (is_simple(one) and one.dtype is other.dtype and one.device == other.device):
+        return False
+    a, b = one.data_ptr(), other.data_ptr()
+    return bool(a + one.nbytes <= b or b + other.nbytes <= a)
 
 
 def is_simple(tensor: Any) -> bool:
     """Whether the backend can take a tensor as it is, without a look at anything else of it."""
     simple: bool = (
         type(tensor) is torch.Tensor
-        and (tensor.is_cpu or tensor.is_cuda)
         and tensor.layout is torch.strided
         and not tensor.requires_grad
         and tensor.is_contiguous()
-        and not (tensor.is_conj() or tensor.is_neg())
+        and not (tensor.is_neg() or tensor.is_conj())
         and tensor.data_ptr() != 0
     )
     return simple

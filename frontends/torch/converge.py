@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import hashlib
 import json
 import os
 import statistics
@@ -22,6 +21,7 @@ from .._rules import PLAIN
 from .._stats import reset_stats, stats
 from ..errors import ConfigError
 from ._layer_errors import layer_errors
+from ._replicas import digest
 
 _LAST = 0.1  # share of the steps whose mean loss is the final one, if nothing evaluates
 
@@ -260,12 +260,3 @@ def _mean(mine: float) -> float:
     everyone = [0.0] * dist.get_world_size()
     dist.all_gather_object(everyone, mine)
     return statistics.mean(everyone)
-
-
-def digest(model: torch.nn.Module) -> str:
-    """SHA-256 of every bit of every parameter."""
-    found = hashlib.sha256()
-    for name, parameter in model.named_parameters():
-        found.update(name.encode())
-        found.update(parameter.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return found.hexdigest()

@@ -47,6 +47,7 @@ def table(*arguments: str) -> list[dict]:
 
 
 def test_the_table_has_every_codec_collective_and_peer(ranks, tmp_path, capsys):
+    """F104: what a first call costs stands apart from the percentiles of those behind it."""
     pytest.importorskip("matplotlib", reason="the table has a figure")
     options = ("--least", "1KiB", "--most", "16KiB", "--factor", "16", "--repeats", "3",
                "--seconds", "10")  # fmt: skip
@@ -60,6 +61,7 @@ def test_the_table_has_every_codec_collective_and_peer(ranks, tmp_path, capsys):
         assert ways == codecs | (peers if collective == "all_reduce" else set())
     for row in found:
         assert 0 < row["least_ms"] <= row["p50_ms"] <= row["p90_ms"] <= row["p99_ms"]
+        assert row["first_ms"] > 0
     shown = parsed("table", "--output", str(tmp_path))
     _bench_table.show(found, shown)
     assert capsys.readouterr().out.startswith("collective")

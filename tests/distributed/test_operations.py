@@ -191,3 +191,28 @@ def _refused():
 
 def test_fsdp_refuses_what_would_have_no_effect(own_ranks):
     own_ranks(2)(_refused)
+
+
+def _twice(what):
+    """A call like an earlier one but for `what` is looked at like a first one."""
+    config = cccl.Config(compression_type="none")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    part = torch.ones(8)
+    for _ in range(2):
+        cccl.torch.all_gather(torch.empty(8 * world), part, config=config)
+    if what == "no tensor":
+        with pytest.raises(cccl.UnsupportedError, match="takes tensors, not list"):
+            cccl.torch.all_gather([torch.empty(8)] * world, part, config=config)
+    elif what == "dtype":
+        with pytest.raises(cccl.UnsupportedError, match="must be the same"):
+            cccl.torch.all_gather(torch.empty(8 * world, dtype=torch.int32), part, config=config)
+    elif what == "strides":
+        whole = torch.zeros(8 * world, 2)
+        cccl.torch.all_gather(whole[:, 0], part + rank, config=config)
+        assert torch.equal(whole[:, 0], torch.arange(world).repeat_interleave(8) + 1.0)
+        assert not whole[:, 1].any()
+
+
+@pytest.mark.parametrize("what", ["no tensor", "dtype", "strides"])
+def test_calls_like_earlier_ones_are_those_alone(ranks, what):
+    ranks(2)(_twice, what)

@@ -28,6 +28,7 @@ COLLECTIVE_FIELDS = {
 @pytest.mark.parametrize("name", list(cccl.codec_names()))
 @pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16", "float64"])
 def test_bench_codec_measures_every_codec(name, dtype, capsys):
+    """F100"""
     command = ["bench", "codec", "--codec", name, "--device", "cpu", "--dtype", dtype]
     assert main([*command, "--numel", "40000", "--repeats", "2", "--json"]) == 0
     row = json.loads(capsys.readouterr().out)

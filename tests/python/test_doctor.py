@@ -167,6 +167,7 @@ def test_a_library_that_is_not_nccl_is_a_problem():
 
 
 def test_an_nccl_older_than_supported_is_a_problem(build_nccl):
+    """F035: of any dtype, since payloads go as bytes."""
     _, problems = examine_nccl(CCCL_NCCL_PATH=str(build_nccl(21605)))
     assert "2.16.5" in problems[0] and "2.18" in problems[0]
 
