@@ -31,7 +31,7 @@ SIZES = {
 
 
 def device_of_group() -> torch.device:
-    """Where the process group's collectives are."""
+    """A GPU where the process group is NCCL's, else the CPU."""
     if dist.get_backend() == "nccl":
         return torch.device("cuda", torch.cuda.current_device())
     return torch.device("cpu")

@@ -156,10 +156,13 @@ class Registry(Generic[M]):
 
     def remember(self, given: Any, device: Any, found: M, group: Any) -> None:
         """That `given`, which a caller named, means `group`, which has `found` on a device."""
-        if len(self._recent) == _MOST_RECENT:
-            self._recent.clear()
         references = weakref.ref(given), weakref.ref(found), weakref.ref(group)
-        self._recent[id(given), device.index] = device, *references
+        with self._lock:
+            if self.by_group.get(group, {}).get(device) is not found:  # made anew meanwhile
+                return
+            if len(self._recent) >= _MOST_RECENT:
+                self._recent.clear()
+            self._recent[id(given), device.index] = device, *references
 
     def recall(self, given: Any, device: Any) -> tuple[M, Any] | None:
         """As it was remembered, if the members are still open. Every call comes here, and finds

@@ -15,8 +15,7 @@ constexpr Seconds kForever{1e9};                   // longer ones overflow the c
 
 [[noreturn]] void throw_closed(const std::string& reason) {
   throw ClosedError("this communicator takes no more work: " + reason +
-                    ". This call did not begin: its tensors are as they were. Make a new one, on "
-                    "all ranks.");
+                    ". Make a new one, on all ranks.");
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ from ..errors import Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
 from ._groups import GroupCommunicator, communicator, existing, resolve
 from ._hierarchy import route
-from ._plain import PlainCall, is_like, is_simple, name_of, reduce_op
+from ._plain import PlainCall, is_known, is_like, is_simple, name_of, reduce_op
 from ._state import state_of
 from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, profiler_ranges
@@ -59,7 +59,8 @@ def send(
     # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
     # collective all this code is cold, and every function that is left out saves a microsecond.
     key = None
-    if type(input) is torch.Tensor and (output is input or type(output) is torch.Tensor):
+    tensors = type(input) is torch.Tensor and (output is input or type(output) is torch.Tensor)
+    if tensors and (type(op) is str or is_known(op)):
         key = (collective, input.dtype, input.numel(), op if type(op) is str else id(op), src,
                output.numel(), label, id(config))  # fmt: skip
         found, inner = existing(group, input.device)
@@ -322,7 +323,7 @@ class Call:
             found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self.plain_fields)
-            if self.key is not None:
+            if self.key is not None and self.input.layout is self.output.layout is torch.strided:
                 found.remember(self.key, call)
         return call
 

@@ -192,18 +192,19 @@ class CompressionState:
         """The collective, and why it goes plain ("" if it does not). One like an earlier one,
         which DDP sends at every step, is not looked at again."""
         found, group = existing(self.group, buffer.device)
-        key = label, buffer.dtype, buffer.numel(), buffer.device, id(config), id(group)
+        if found is None:
+            group = resolve(self.group)
+        size = 0 if group is None else group.size()
+        key = label, buffer.dtype, buffer.numel(), buffer.device, id(config), id(group), size
         known = self._known.get(key) if found is not None else None
         if known is not None:
             return known.again(buffer, group), ""
-        group = resolve(self.group)
         call = Call("all_reduce", buffer, buffer, "avg", group, config, label)
         reason = call.decide()
         if not reason and call.choice is None:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
-            # Of no tensor's memory, and of no group.
-            self._known[(*key[:-1], id(group))] = call.again(None, None)
+            self._known[key] = call.again(None, None)  # of no tensor's memory, and of no group
         return call, reason
 
     def _submit(self, call: Call) -> torch.futures.Future[torch.Tensor]:

@@ -15,7 +15,7 @@ _MOST_NAMED = 5  # parameters
 
 
 def digests(model: torch.nn.Module) -> dict[str, str]:
-    """SHA-256 of the bits of each parameter."""
+    """SHA-256 of dtype, shape and bits of each parameter."""
     return {name: _digest(parameter) for name, parameter in model.named_parameters()}
 
 
@@ -25,8 +25,10 @@ def digest(model: torch.nn.Module) -> str:
 
 
 def _digest(tensor: torch.Tensor) -> str:
-    values = tensor.detach().cpu().reshape(-1).view(torch.uint8)
-    return hashlib.sha256(values.numpy()).hexdigest()
+    values = tensor.detach().cpu().reshape(-1).contiguous().view(torch.uint8)
+    found = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}".encode())
+    found.update(values.numpy())
+    return found.hexdigest()
 
 
 def check_replicas(model: torch.nn.Module, group: dist.ProcessGroup | None = None) -> None:
@@ -40,10 +42,10 @@ def check_replicas(model: torch.nn.Module, group: dist.ProcessGroup | None = Non
     Raises `MismatchError` on all ranks, with the parameters that differ and the ranks where they
     differ from rank 0's; None for a rank outside the group, as in c10d.
     """
-    group = resolve(group)
-    if group is None:
+    members = resolve(group)
+    if members is None:
         return
-    everyone: list[Any] = [None] * group.size()
+    everyone: list[Any] = [None] * members.size()
     dist.all_gather_object(everyone, digests(model), group)
     first = everyone[0]
     others = [rank for rank, found in enumerate(everyone) if found.keys() != first.keys()]

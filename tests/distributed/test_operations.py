@@ -11,6 +11,7 @@ from torch.distributed.fsdp import FullyShardedDataParallel, fully_shard
 
 import cccl
 import cccl.torch
+from cccl.torch._plain import is_known, name_of, parts_of, reduce_op
 
 COUNT = 30_000
 
@@ -211,8 +212,54 @@ def _twice(what):
         cccl.torch.all_gather(whole[:, 0], part + rank, config=config)
         assert torch.equal(whole[:, 0], torch.arange(world).repeat_interleave(8) + 1.0)
         assert not whole[:, 1].any()
+    elif what == "overlap":
+        whole = torch.ones(8 * world)
+        with pytest.raises(cccl.UnsupportedError, match="share memory"):
+            cccl.torch.all_gather(whole, whole[1:9], config=config)
+    elif what == "layout":  # a sparse one goes plain, which a dense one like it does not
+        config = cccl.Config(compression_type="block_float8")
+        for _ in range(2):
+            for tensor in (torch.ones(4096).to_sparse(), torch.ones(4096)):
+                cccl.torch.all_reduce(tensor, "sum", config=config, label="one label")
+        rows = [row for row in cccl.stats()["rows"] if row["label"] == "one label"]
+        assert {row["plain"]: row["calls"] for row in rows} == {True: 2, False: 2}
+    elif what == "op":
+        for op, expected in ((dist.ReduceOp.MAX, world), (dist.ReduceOp.MIN, 1)) * 2:
+            for kind in (op, dist.ReduceOp(op)):
+                tensor = torch.full((8,), rank + 1.0)
+                cccl.torch.all_reduce(tensor, kind, config=config)
+                assert (tensor == expected).all()
 
 
-@pytest.mark.parametrize("what", ["no tensor", "dtype", "strides"])
+@pytest.mark.parametrize("what", ["no tensor", "dtype", "strides", "overlap", "layout", "op"])
 def test_calls_like_earlier_ones_are_those_alone(ranks, what):
     ranks(2)(_twice, what)
+
+
+def _made_anew():
+    """A group at another's address, and one that was recovered, have members of their own."""
+    config = cccl.Config(compression_type="none")
+    for members in ([0, 1], [0, 1, 2], [0, 1]):
+        group = dist.new_group(members)
+        for turn in range(4):
+            if turn == 2:
+                cccl.torch.recover(group)
+            tensor = torch.ones(8)
+            cccl.torch.all_reduce(tensor, "sum", group, config=config)
+            assert (tensor == (len(members) if dist.get_rank() in members else 1)).all()
+        if dist.get_rank() in members:
+            dist.destroy_process_group(group)
+        del group
+
+
+def test_groups_made_anew_are_not_taken_for_those_before(ranks):
+    ranks(3)(_made_anew)
+
+
+def test_operations_are_named_alike_on_all_ranks_and_keep_their_factor():
+    halves, thirds = (dist._make_nccl_premul_sum(factor) for factor in (0.5, 1 / 3))
+    assert halves == thirds  # which is why nothing may be told by equality
+    assert [name_of(reduce_op(op)) for op in (halves, thirds)] == ["premul_sum"] * 2
+    assert [parts_of(reduce_op(op))[1] for op in (halves, thirds)] == [0.5, 1 / 3]
+    for op in ("avg", dist.ReduceOp.AVG, dist.ReduceOp(dist.ReduceOp.AVG)):
+        assert name_of(reduce_op(op)) == "avg" and is_known(reduce_op(op))

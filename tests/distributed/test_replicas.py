@@ -51,6 +51,8 @@ def _one_bit(what):
     if dist.get_rank() == 1:
         if what == "name":
             model.append(torch.nn.Linear(1, 1))
+        elif what == "shape":
+            model[1].weight.data = torch.zeros(2, 8, dtype=torch.bfloat16)
         else:
             model[1].weight.data[2, 3] = -0.0  # equal as a number, not as bits
     with pytest.raises(cccl.MismatchError) as caught:
@@ -59,7 +61,12 @@ def _one_bit(what):
 
 
 @pytest.mark.parametrize(
-    ("what", "text"), [("bit", "1 of 4 parameters .* 1.weight"), ("name", "ranks \\[1\\] have")]
+    ("what", "text"),
+    [
+        ("bit", "1 of 4 parameters .* 1.weight"),
+        ("shape", "1 of 4 parameters .* 1.weight"),
+        ("name", "ranks \\[1\\] have"),
+    ],
 )
 def test_one_bit_or_another_model_is_found_on_all_ranks(ranks, what, text):
     found = ranks(2)(_one_bit, what)
@@ -73,3 +80,18 @@ def _outside():
 
 def test_a_rank_outside_the_group_has_nothing_to_do(ranks):
     assert ranks(2)(_outside) == [None, None]
+
+
+def _equal(backend):
+    """Parameters of any strides, in a group of our own backend too."""
+    group = dist.new_group(backend=backend)
+    model = torch.nn.Linear(4, 4)
+    with torch.no_grad():
+        model.weight.fill_(1), model.bias.fill_(2)
+    model.column = torch.nn.Parameter(torch.zeros(8, 2)[:, 0])
+    return cccl.torch.check_replicas(model, group)
+
+
+@pytest.mark.parametrize("backend", ["gloo", "cccl"])
+def test_equal_replicas_pass(ranks, backend):
+    assert ranks(2)(_equal, backend) == [None, None]
