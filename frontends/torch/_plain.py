@@ -27,33 +27,6 @@ _BYTES_TO_GLOO = {
 }
 
 
-def _movable(tensor: torch.Tensor) -> torch.Tensor:
-    """As bytes where gloo does not know the dtype; for collectives that only move values."""
-    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
-
-
-def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:
-    if output.is_complex():
-        return dist.all_reduce(output, op, group, later)
-    # What dist.all_reduce does for other tensors, in half of the time.
-    options = (_known_options if type(op) is _RedOpType else _options)(op, later)
-    work = (group or dist.group.WORLD).allreduce([output], options)
-    if later:
-        return work
-    if work is not None:  # NCCL has made the current stream wait already
-        work.wait()
-    return None
-
-
-def _options(op: Any, later: bool) -> Any:
-    options = dist.AllreduceOptions()
-    options.reduceOp, options.asyncOp = op, later
-    return options
-
-
-_known_options = functools.lru_cache(_options)
-
-
 def is_known(op: Any) -> bool:
     """Whether it tells all by itself: a PREMUL_SUM is equal to one with another factor."""
     return type(op) is _RedOpType
@@ -80,6 +53,33 @@ def parts_of(op: Any) -> tuple[Any, Any]:
 def name_of(op: Any) -> str:
     """The same on all ranks, whose factors may differ."""
     return str((op if is_known(op) else parts_of(op)[0]).name).lower()
+
+
+def _movable(tensor: torch.Tensor) -> torch.Tensor:
+    """As bytes where gloo does not know the dtype; for collectives that only move values."""
+    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
+
+
+def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:
+    if output.is_complex():
+        return dist.all_reduce(output, op, group, later)
+    # What dist.all_reduce does for other tensors, in half of the time.
+    options = (_known_options if type(op) is _RedOpType else _options)(op, later)
+    work = (group or dist.group.WORLD).allreduce([output], options)
+    if later:
+        return work
+    if work is not None:  # NCCL has made the current stream wait already
+        work.wait()
+    return None
+
+
+def _options(op: Any, later: bool) -> Any:
+    options = dist.AllreduceOptions()
+    options.reduceOp, options.asyncOp = op, later
+    return options
+
+
+_known_options = functools.lru_cache(_options)
 
 
 def _reduce_scatter(
@@ -125,9 +125,7 @@ class PlainCall(PlainRow):
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
-        clock = None
-        if self._policy is not None and self._policy.watches:
-            clock = self.clock(input)
+        clock = None if self._policy is None else self.clock(input)
         begun = time.perf_counter()
         try:
             result = self._backend(input, output, self._op, self._src, group, async_op)
@@ -151,7 +149,7 @@ def _event_on(device: torch.device) -> torch.cuda.Event:
     return torch.cuda.current_stream(device).record_event(event)
 
 
-def is_like(one: Any, other: torch.Tensor) -> bool:
+def is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Whether the backend can take both, of which `other` is simple: they share no memory."""
     if not (is_simple(one) and one.dtype is other.dtype and one.device == other.device):
         return False
@@ -159,11 +157,11 @@ def is_like(one: Any, other: torch.Tensor) -> bool:
     return bool(a + one.nbytes <= b or b + other.nbytes <= a)
 
 
-def is_simple(tensor: Any) -> bool:
-    """Whether the backend can take a tensor as it is, without a look at anything else of it."""
+def is_simple(tensor: torch.Tensor) -> bool:
+    """Whether the backend can take a tensor of no subclass as it is, without a look at anything
+    else of it."""
     simple: bool = (
-        type(tensor) is torch.Tensor
-        and tensor.layout is torch.strided
+        tensor.layout is torch.strided
         and not tensor.requires_grad
         and tensor.is_contiguous()
         and not (tensor.is_neg() or tensor.is_conj())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,6 +50,15 @@ def gathered_like_the_cpu(
     assert digest(parts[1]) == digest(parts[0]), f"reduce_scatter {dtype} x {count}"
     assert digest(gathered[1]) == digest(gathered[0]), f"all_gather {dtype} x {count}"
     return gathered[0]
+
+
+def error_of(call: Callable[[], Any]) -> cccl.Error | None:
+    """What it raised, if it did."""
+    try:
+        call()
+    except cccl.Error as error:
+        return error
+    return None
 
 
 def check_spoiled(output: torch.Tensor, before: torch.Tensor, error: Exception | None) -> None:

@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 import torch.distributed as dist
-from expect import check_spoiled, gradient
+from expect import check_spoiled, error_of, gradient
 from ranks import Died, stay_away
 
 import cccl
@@ -34,18 +34,10 @@ def _left_alone(kill):
     if dist.get_rank() == 1:
         return stay_away(DEADLINE + 6, kill)
     begun, before = time.monotonic(), tensor.clone()
-    error = None
-    try:
-        cccl.torch.all_reduce(tensor, config=CONFIG)
-    except cccl.Error as found:
-        error = found
+    known = error_of(lambda: cccl.torch.all_reduce(tensor, config=CONFIG))
     torch.cuda.synchronize()  # comes back: nothing hangs on the device
-    check_spoiled(tensor, before, error)
-    if error is None:
-        try:
-            cccl.torch.all_reduce(before.clone(), config=CONFIG)
-        except cccl.Error as found:
-            error = found
+    check_spoiled(tensor, before, known)
+    error = known or error_of(lambda: cccl.torch.all_reduce(before.clone(), config=CONFIG))
     seconds = time.monotonic() - begun
     for _ in range(2):  # the first may tell what became known meanwhile
         closed = False

@@ -14,6 +14,7 @@ from expect import (
     bits,
     check_spoiled,
     digest,
+    error_of,
     gradient,
     rows_of,
     weights,
@@ -212,19 +213,10 @@ def _left_alone(collective, kill):
     torch.cuda.synchronize()
     if dist.get_rank() == 1:
         return stay_away(DEADLINE + 6, kill)
-    begun = time.monotonic()
-    error = known = None
-    before = parts.clone()
-    try:
-        call(parts)
-    except cccl.Error as found:
-        error = known = found
+    begun, before = time.monotonic(), parts.clone()
+    known = error_of(lambda: call(parts))
     torch.cuda.synchronize()  # comes back: nothing hangs on the device
-    if error is None:
-        try:
-            call(before.clone())
-        except cccl.Error as found:
-            error = found
+    error = known or error_of(lambda: call(before.clone()))
     torch.cuda.synchronize()
     written = 1 << 20 if collective == "broadcast" else parts.numel()
     if collective == "broadcast" and dist.get_rank() == 0 and not parts[0].isnan():
