@@ -8,6 +8,10 @@
 #include "api/buffer.h"
 #include "api/residual.h"
 
+namespace cccl {
+class Communicator;
+}
+
 namespace cccl::python {
 
 namespace nb = nanobind;
@@ -17,7 +21,11 @@ void register_codec(nb::module_& module);
 void register_residual(nb::module_& module);
 void register_state(nb::module_& module);
 void register_communicator(nb::module_& module);
+void register_plain(nb::module_& module);
 void register_cuda(nb::module_& module);
+
+// Of a Communicator of Python.
+const Communicator& communicator_of(nb::handle object);
 
 // Throws ConfigError.
 ResidualType residual_type_named(const std::string& name);

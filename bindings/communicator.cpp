@@ -262,37 +262,11 @@ nb::list stats_rows() {
   return list;
 }
 
-// Calls of one kind that go plain. Made once: to make the names of a row for each call takes
-// longer.
-class PlainStats {
- public:
-  PlainStats(std::string label, std::string collective, std::string dtype, std::string reason,
-             int world_size, std::uint64_t values, std::uint64_t value_bytes,
-             std::uint64_t bytes_sent, double predicted, double alternative)
-      : key_{std::move(label), std::move(collective), "plain", "backend",
-             std::move(dtype), std::move(reason),     ""} {
-    row_.calls = 1;
-    row_.values = values;
-    row_.value_bytes = value_bytes;
-    row_.world_size = world_size;
-    row_.plain = true;
-    row_.predicted = predicted;
-    row_.alternative = alternative;
-    row_.run.bytes_sent = row_.run.bytes_received = bytes_sent;
-  }
-
-  void record(double seconds) const {
-    auto row = row_;
-    row.latency = seconds;
-    process_stats().add(key_, row);
-  }
-
- private:
-  StatsKey key_;
-  StatsRow row_;
-};
-
 }  // namespace
+
+const Communicator& communicator_of(nb::handle object) {
+  return nb::cast<const PythonCommunicator&>(object);
+}
 
 void register_communicator(nb::module_& module) {
   const nb::call_guard<nb::gil_scoped_release> no_gil;
@@ -361,10 +335,6 @@ void register_communicator(nb::module_& module) {
   module.def("stats_rows", stats_rows);
   module.def("pool_bytes", &Pool::process_bytes);
   module.def("reset_stats", [] { process_stats().reset(); });
-  nb::class_<PlainStats>(module, "PlainStats")
-      .def(nb::init<std::string, std::string, std::string, std::string, int, std::uint64_t,
-                    std::uint64_t, std::uint64_t, double, double>())
-      .def("record", &PlainStats::record);
 }
 
 }  // namespace cccl::python

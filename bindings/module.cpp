@@ -31,4 +31,5 @@ NB_MODULE(_core, module) {
   cccl::python::register_residual(module);
   cccl::python::register_state(module);
   cccl::python::register_communicator(module);
+  cccl::python::register_plain(module);
 }

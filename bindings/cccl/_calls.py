@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from . import _core
@@ -91,19 +93,16 @@ class PlainRow:
         """Of a call of `count` values, on one of `size` ranks; `choice`: of compression_type
         "auto"."""
         self._choice, self._policy = choice, policy
-        self._table = policy.table if policy else None
+        # Whether a like call is decided alike.
+        self.again: Callable[[], bool] = lambda: True
+        if policy is not None and choice is not None:
+            self.again = functools.partial(policy.again, choice, policy.table)
         self._names = label, collective, reason
         times = (choice.predicted, choice.alternative) if choice else (0.0, 0.0)
         self._stats = _core.PlainStats(
             label, collective, dtype, reason, size, count, nbytes,
             plain_bytes(collective, nbytes, size), *times,
         )  # fmt: skip
-
-    def again(self) -> bool:
-        """Whether a like call is decided alike."""
-        if self._policy is None or self._choice is None or self._table is None:
-            return True
-        return self._policy.again(self._choice, self._table)
 
     def record(
         self, seconds: float, *, whole: bool = True, clock: Any = None, work: Any = None

@@ -36,7 +36,6 @@ class Members:
 
     def __init__(self, *, on_gpu: bool):
         self.policies: dict[Hashable, Policy] = {}  # of compression_type "auto"
-        self.plain: dict[Hashable, Any] = {}  # calls that went plain, as `remember` was told
         self.hierarchies: dict[Hashable, Any] = {}  # by their setting
         self._on_gpu = on_gpu
         self._agreed: set[Hashable] = set()  # their kinds, which all ranks have compared
@@ -86,15 +85,12 @@ class Members:
             return
         self.agree(fields())
         if len(self._agreed) == _MOST_KEPT:
-            self._agreed.clear()
-            self.plain.clear()
+            self.forget_kinds()
         self._agreed.add(kind)
 
-    def remember(self, key: Hashable, call: Any) -> None:
-        """Keeps a plain call whose kind was agreed."""
-        if len(self.plain) == _MOST_KEPT:
-            self.plain.clear()
-        self.plain[key] = call
+    def forget_kinds(self) -> None:
+        """All that `agree_once` has compared, which ranks compare again."""
+        self._agreed.clear()
 
     def policy(
         self, collective: str, dtype: Any, config: Config, probe: Callable[[], Probe],

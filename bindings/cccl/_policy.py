@@ -202,6 +202,7 @@ class Policy:
         self._begun, self._spent = time.perf_counter(), 0.0
         self._followed: list[tuple[Choice, Timed, float]] = []  # on a device, with the host's time
         self.latest: Timed | None = None  # of them
+        self.watches = True  # whether `follow` takes one more call before the next review
         self._measure(probe)
 
     @property
@@ -233,16 +234,12 @@ class Policy:
         if len(self._ratios) < _MOST_RATIOS:
             self._ratios.append(seconds / choice.undisturbed)
 
-    @property
-    def watches(self) -> bool:
-        """Whether `follow` takes one more call before the next review."""
-        return len(self._followed) < _MOST_FOLLOWED
-
     def follow(self, choice: Choice, call: Timed, host: float) -> None:
         """A call on a device, observed at a review once done. `host`: seconds to submit it."""
         if self.watches:
             self._followed.append((choice, call, host))
             self.latest = call
+            self.watches = len(self._followed) < _MOST_FOLLOWED
 
     def review(self, probe: Probe) -> None:
         """Ranks compare what they observed. Times are measured anew if they are far from what was
@@ -272,13 +269,15 @@ class Policy:
                 self._followed.append((choice, call, host))
             elif (seconds := call.seconds) is not None:
                 self.observe(choice, max(seconds, host))
+        self.watches = len(self._followed) < _MOST_FOLLOWED
 
     def _measure(self, probe: Probe) -> None:
         begun = time.perf_counter()
         self.table = calibrate(self._codecs, probe)
         self._spent += probe.slowest([time.perf_counter() - begun])[0]
         self._choices: dict[int, Choice] = {}
-        self._followed, self.latest = [], None  # they were predicted otherwise
+        # They were predicted otherwise.
+        self._followed, self.latest, self.watches = [], None, True
         self._watch(0)
 
     def _watch(self, calls: int) -> None:

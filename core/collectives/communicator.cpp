@@ -75,6 +75,7 @@ Communicator::Communicator(std::shared_ptr<Transport> transport, Seconds deadlin
   check_deadline(deadline);
   if (streams.empty()) throw ConfigError("a communicator on a device needs a stream");
   engine_ = std::make_shared<Engine>(std::move(transport), std::move(platform), deadline, streams);
+  open_ = engine_->open();
 }
 
 std::string Communicator::closed() const {

@@ -34,6 +34,8 @@ class Communicator {
   bool on_device() const { return device_.kind != DeviceKind::kCpu; }
   bool busy() const { return thread_.busy(); }  // a collective is under way or waits its turn
   std::string closed() const;                   // why no more work is taken; empty while it is
+  // The same as a flag, which may outlive this.
+  std::shared_ptr<const std::atomic<bool>> open() const { return open_; }
 
   std::exception_ptr failure() const { return engine_->first_error(); }  // that closed it
 
@@ -52,7 +54,10 @@ class Communicator {
   void abort(const std::string& reason) { engine_->fail(reason); }
 
   // Finishes what was submitted, then ends the thread. The destructor does too.
-  void close() { thread_.close(); }
+  void close() {
+    *open_ = false;
+    thread_.close();
+  }
 
  protected:
   std::shared_ptr<Engine> engine_;  // the jobs' too: one may drop this communicator as it runs
@@ -63,6 +68,7 @@ class Communicator {
 
   int rank_, size_;
   Device device_;
+  std::shared_ptr<std::atomic<bool>> open_;  // the engine's
   std::mutex launching_;  // on a device: ranks submit in one order
   JobThread thread_;
 };

@@ -147,6 +147,7 @@ void Engine::fail(const std::string& reason, std::exception_ptr error) {
     }
   }
   *failed_ = 1;
+  *open_ = false;
   transport_->abort(reason);
 }
 

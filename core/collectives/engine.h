@@ -1,6 +1,7 @@
 // What a communicator's thread does: agreement, plan, pipeline, statistics, and giving up.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <exception>
@@ -101,6 +102,9 @@ class Engine {
   std::string failure() const;  // empty while all is well
   std::exception_ptr first_error() const;
 
+  // False after a failure, and once no more work is taken. May outlive the engine.
+  const std::shared_ptr<std::atomic<bool>>& open() const { return open_; }
+
  private:
   // Where a collective's work runs, and what the last one there read and wrote.
   struct Workplace {
@@ -142,6 +146,7 @@ class Engine {
   mutable std::mutex mutex_;
   std::string failure_;
   std::exception_ptr first_error_;
+  const std::shared_ptr<std::atomic<bool>> open_ = std::make_shared<std::atomic<bool>>(true);
   std::shared_ptr<Transport> transport_;  // last, so that it goes before the memory it reads
 };
 

@@ -27,9 +27,9 @@ from .._rules import AUTO, OFF, PLAIN
 from .._state import Memory
 from ..errors import Error, NotCompressedError, UnsupportedError
 from ._auto import policy_of
-from ._groups import GroupCommunicator, communicator, existing, resolve
+from ._groups import GroupCommunicator, communicator, find_plain, plain_calls, resolve
 from ._hierarchy import route
-from ._plain import PlainCall, is_known, is_like, is_simple, name_of, reduce_op
+from ._plain import PlainCall, is_known, name_of, reduce_op
 from ._state import state_of
 from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, profiler_ranges
@@ -56,23 +56,13 @@ def send(
     feedback keeps, None where nothing tells which tensor it is."""
     if type(config) is not Config:
         config = current_config() if config is None else loaded(config)
-    # A plain call like an earlier one, of tensors that need no closer look. Written out: after a
-    # collective all this code is cold, and every function that is left out saves a microsecond.
-    key = None
-    tensors = type(input) is torch.Tensor and (output is input or type(output) is torch.Tensor)
-    if tensors and (type(op) is str or is_known(op)):
-        key = (collective, input.dtype, input.numel(), op if type(op) is str else id(op), src,
-               output.numel(), label, id(config))  # fmt: skip
-        found, inner = existing(group, input.device)
-        plain = None if found is None else found.plain.get(key)
-        if plain is not None and is_simple(input):
-            if output is input:
-                if plain.again():
-                    return plain.send(input, output, inner, async_op)
-            elif is_like(output, input) and plain.again():
-                return plain.send(input.view(-1), output.view(-1), inner, async_op)
+    known = find_plain(collective, input, output, op, group, src, label, config)
+    if known is not None and known[0].again():
+        if input is not output:
+            input, output = input.view(-1), output.view(-1)
+        return known[0].send(input, output, known[1], async_op)
     call = Call(collective, input, output, op, group, config, label, src)
-    call.memory, call.key = memory, key
+    call.memory = memory
     return call.run(async_op)
 
 
@@ -98,11 +88,11 @@ class Call:
         self.output = self.input if self.in_place else detached(output)
         self.asked, self.config = config, config.of(collective)
         self.memory: Memory | None = None
-        self.key: Any = None  # by which a plain one is found again
         self.group = resolve(group)
         if self.group is None:
             return
         self.op, self.asked_op = reduce_op(op), op
+        self.asked_group = dist.group.WORLD if group is None else group
         self.size = self.group.size()
         self.src = src
         self.root = dist.get_group_rank(self.group, src) if collective == "broadcast" else 0
@@ -120,7 +110,7 @@ class Call:
         call = object.__new__(Call)
         call.__dict__.update(self.__dict__, post=self.post)
         call.input = call.output = tensor
-        call.group = group
+        call.group = call.asked_group = group
         return call
 
     def run(self, async_op: bool) -> Any:
@@ -323,8 +313,13 @@ class Call:
             found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
             found.agree_once(kind, self.plain_fields)
-            if self.key is not None and self.input.layout is self.output.layout is torch.strided:
-                found.remember(self.key, call)
+            told = type(self.asked_op) is str or is_known(self.asked_op)
+            if told and self.input.layout is self.output.layout is torch.strided:
+                inner = None if self.group is self.asked_group else self.group
+                plain_calls.remember(
+                    self.collective, self.input, self.output, self.asked_op, self.asked_group,
+                    self.src, self.label, self.asked, inner, found.core, call,
+                )  # fmt: skip
         return call
 
     def plain_fields(self) -> dict[str, str]:

@@ -11,6 +11,8 @@ from .._config import Config
 from .._state import Memory
 from ._call import send
 
+_BY_LABEL = Memory()  # what error feedback keeps
+
 
 def all_reduce(
     tensor: torch.Tensor,
@@ -44,7 +46,7 @@ def all_reduce(
     """
     return send(
         "all_reduce", tensor, tensor, op, group, async_op, config, label or "all_reduce",
-        memory=Memory() if label else None,
+        memory=_BY_LABEL if label else None,
     )  # fmt: skip
 
 
@@ -64,7 +66,7 @@ def reduce_scatter(
     """
     return send(
         "reduce_scatter", input, output, op, group, async_op, config, label or "reduce_scatter",
-        memory=Memory() if label else None,
+        memory=_BY_LABEL if label else None,
     )  # fmt: skip
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -60,6 +61,10 @@ class GroupCommunicator(Members):
             _core.external_transport(gloo.rank, gloo.size, gloo), self.deadline
         )
 
+    def forget_kinds(self) -> None:
+        super().forget_kinds()
+        plain_calls.forget(self.core)
+
     def new_streams(self) -> list[int]:
         """torch's own: its allocator may ask for them long after this is gone."""
         made = [torch.cuda.Stream(self.device, priority=-1) for _ in range(_STREAMS)]
@@ -68,6 +73,11 @@ class GroupCommunicator(Members):
 
 
 _groups: Registry[GroupCommunicator] = Registry()
+plain_calls: Any = None  # of a kind that their group's ranks have compared
+if _AVAILABLE:
+    plain_calls = _core.PlainCalls(torch.Tensor, torch.strided, dist.group)
+    os.register_at_fork(after_in_child=plain_calls.clear)
+find_plain = plain_calls.find if _AVAILABLE else lambda *_: None
 
 
 def store_channel(
@@ -144,6 +154,7 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
         generation = old.generation + 1 if old else 1
         return GroupCommunicator(group, device, generation, limit, current_config())
 
+    plain_calls.clear()
     _groups.renew(group, _device_of(group), make)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -63,10 +62,13 @@ def _movable(tensor: torch.Tensor) -> torch.Tensor:
 def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:
     if output.is_complex():
         return dist.all_reduce(output, op, group, later)
-    # What dist.all_reduce does for other tensors, in half of the time.
-    options = (_known_options if type(op) is _RedOpType else _options)(op, later)
-    work = (group or dist.group.WORLD).allreduce([output], options)
-    if later:
+    return _reduce(output, _options(op, later), group or dist.group.WORLD)
+
+
+def _reduce(output: torch.Tensor, options: Any, group: Any) -> Any:
+    """What dist.all_reduce does for tensors that are not complex, in half of the time."""
+    work = group.allreduce([output], options)
+    if options.asyncOp:
         return work
     if work is not None:  # NCCL has made the current stream wait already
         work.wait()
@@ -77,9 +79,6 @@ def _options(op: Any, later: bool) -> Any:
     options = dist.AllreduceOptions()
     options.reduceOp, options.asyncOp = op, later
     return options
-
-
-_known_options = functools.lru_cache(_options)
 
 
 def _reduce_scatter(
@@ -119,16 +118,21 @@ class PlainCall(PlainRow):
             call.label, call.collective, dtype, reason, call.size, numel, nbytes, call.choice,
             call.policy,
         )  # fmt: skip
-        self._found_by = call.asked, call.asked_op  # by their ids: they must live as long
         self._op, self._src = call.op, call.src
         self._backend = BACKEND[call.collective]
+        reduces = call.collective == "all_reduce" and not call.input.is_complex()
+        self._options = _options(call.op, False) if reduces else None
 
     def send(self, input: torch.Tensor, output: torch.Tensor, group: Any, async_op: bool) -> Any:
         """Has the backend carry it; returns what c10d returns."""
-        clock = None if self._policy is None else self.clock(input)
+        policy = self._policy
+        clock = self.clock(input) if policy is not None and policy.watches else None
         begun = time.perf_counter()
         try:
-            result = self._backend(input, output, self._op, self._src, group, async_op)
+            if self._options is None or async_op:
+                result = self._backend(input, output, self._op, self._src, group, async_op)
+            else:
+                result = _reduce(output, self._options, group)
         except RuntimeError as error:
             raise self.refusal(error, f"{input.dtype} with {self._op}") from error
         # On a GPU the host knows only that it began.
@@ -147,24 +151,3 @@ class PlainCall(PlainRow):
 def _event_on(device: torch.device) -> torch.cuda.Event:
     event: Any = torch.cuda.Event(enable_timing=True)
     return torch.cuda.current_stream(device).record_event(event)
-
-
-def is_like(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether the backend can take both, of which `other` is simple: they share no memory."""
-    if not (is_simple(one) and one.dtype is other.dtype and one.device == other.device):
-        return False
-    a, b = one.data_ptr(), other.data_ptr()
-    return bool(a + one.nbytes <= b or b + other.nbytes <= a)
-
-
-def is_simple(tensor: torch.Tensor) -> bool:
-    """Whether the backend can take a tensor of no subclass as it is, without a look at anything
-    else of it."""
-    simple: bool = (
-        tensor.layout is torch.strided
-        and not tensor.requires_grad
-        and tensor.is_contiguous()
-        and not (tensor.is_neg() or tensor.is_conj())
-        and tensor.data_ptr() != 0
-    )
-    return simple

@@ -77,11 +77,13 @@ def _known_before():
     """The failure of a call that had returned is told by the next one, which does not begin."""
     from cccl.torch._groups import communicator
 
-    tensor = _first()
+    tensor, store = _first(), dist.distributed_c10d._get_default_store()
     if dist.get_rank() == 1:
+        store.wait(["returned"])  # who dies before may fail the call itself
         return stay_away(DEADLINE + 6, True)
     core = communicator(dist.group.WORLD, tensor.device, CONFIG).core
     cccl.torch.all_reduce(tensor, config=CONFIG, async_op=True)
+    store.set("returned", "")
     until = time.monotonic() + DEADLINE + 5
     while not core.closed and time.monotonic() < until:
         time.sleep(0.01)
