@@ -69,7 +69,7 @@ class Communicator {
   int rank_, size_;
   Device device_;
   std::shared_ptr<std::atomic<bool>> open_;  // the engine's
-  std::mutex launching_;  // on a device: ranks submit in one order
+  std::mutex launching_;                     // on a device: ranks submit in one order
   JobThread thread_;
 };
 

@@ -14,6 +14,7 @@ from .._rules import PLAIN
 from ..errors import DeadlineError
 from ._groups import communicator, timeout_of
 from ._plain import BACKEND
+from ._streams import current_stream
 from ._work import is_capturing
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ class Probe:
         self._numel, self._stream = 0, None
         self._limit = [timedelta(seconds=self._seconds)]
         if call.input.is_cuda:  # where NCCL's wait with a limit looks once in a millisecond
-            self._limit, self._stream = [], torch.cuda.current_stream(call.input.device)
+            self._limit, self._stream = [], current_stream(call.input.device)
 
     def measure(self, name: str, nbytes: int) -> float:
         """Seconds of one collective of `nbytes`, plain or with the codec `name`."""

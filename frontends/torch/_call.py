@@ -31,6 +31,7 @@ from ._groups import GroupCommunicator, communicator, find_plain, plain_calls, r
 from ._hierarchy import route
 from ._plain import PlainCall, is_known, name_of, reduce_op
 from ._state import state_of
+from ._streams import current_stream
 from ._tensors import check_kind, copy_back, detached, reach, real
 from ._work import Work, profiler_ranges
 
@@ -194,7 +195,7 @@ class Call:
         work = Work(self.output, host_waits=host_waits, has_future=has_future)
         found = self._communicator()
         sent, received = self._staged()
-        current = torch.cuda.current_stream(device)
+        current = current_stream(device)
         # Before anything is submitted: whatever goes wrong then, their memory is not given away.
         used = {id(tensor): tensor for tensor in (sent, received, self.output)}.values()
         for tensor in used if not capturing else ():

@@ -27,6 +27,7 @@ from .._hierarchy import (
 from .._legs import Chain, Flow, Hierarchy, Leg, check_on_gpu, ending
 from ..errors import ConfigError, Error, MismatchError, NonFiniteError, UnsupportedError
 from ._groups import GroupCommunicator, store_channel
+from ._streams import current_stream
 from ._tensors import real
 from ._work import is_capturing
 
@@ -161,7 +162,7 @@ def _on_host(legs: _Legs, found: GroupCommunicator, more: Any) -> Chain:
 def _on_streams(legs: _Legs, found: GroupCommunicator, more: Any) -> Flow:
     """Submits all legs at once: a stream orders them, and the host waits for none."""
     device, capturing = legs.result.device, is_capturing(legs.result)
-    current = torch.cuda.current_stream(device)
+    current = current_stream(device)
     side = current if capturing else found.streams[legs.hierarchy.next_side()]
     if not capturing:
         side.wait_stream(current)

@@ -15,6 +15,7 @@ import torch
 from .._bucket_plan import Part, Plan, Together, Values, joined
 from .._budget import Key, Sample, noise_of, pieces_of
 from ._call import DTYPES_OF_TORCH
+from ._streams import current_stream
 from ._tensors import real
 from ._work import is_capturing
 
@@ -45,7 +46,7 @@ class _Seen(NamedTuple):
 
     @classmethod
     def of(cls, values: torch.Tensor) -> _Seen:
-        event = torch.cuda.current_stream(values.device).record_event() if values.is_cuda else None
+        event = current_stream(values.device).record_event() if values.is_cuda else None
         return cls(values, event)
 
     def on_host(self) -> torch.Tensor:
@@ -122,7 +123,7 @@ class Parts:
             for p in plan.parts
         ]
         result: Future = torch.futures.Future(devices=[buffer.device] if buffer.is_cuda else None)
-        stream = torch.cuda.current_stream(buffer.device) if buffer.is_cuda else None
+        stream = current_stream(buffer.device) if buffer.is_cuda else None
         bucket = _Bucket(plan, buffer, small, copies, futures, result, stream)
         if small:
             self._waiting.append(bucket)
@@ -176,7 +177,7 @@ def reals_of(buffer: torch.Tensor) -> int:
 
 def _be_behind(stream: torch.cuda.Stream, tensors: dict[Kind, torch.Tensor]) -> None:
     """Has the current stream wait for tensors of another one: DDP may call hooks on several."""
-    current = torch.cuda.current_stream(stream.device)
+    current = current_stream(stream.device)
     if current != stream:
         current.wait_stream(stream)
         for tensor in tensors.values():
@@ -225,7 +226,7 @@ def _finish_on_stream(
 ) -> None:
     """Where the last collective ends, behind the others: the caller's stream goes on meanwhile."""
     buffer = bucket.buffer
-    stream = torch.cuda.current_stream(buffer.device)
+    stream = current_stream(buffer.device)
     if not is_capturing(buffer):
         stream = state.last_stream(buffer)
         for tensor in (buffer, *results.values()):

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from .._calls import PlainRow
 from .._policy import Between
 from ..errors import ConfigError
+from ._streams import current_stream
 from ._work import is_capturing
 
 if TYPE_CHECKING:
@@ -150,4 +151,4 @@ class PlainCall(PlainRow):
 
 def _event_on(device: torch.device) -> torch.cuda.Event:
     event: Any = torch.cuda.Event(enable_timing=True)
-    return torch.cuda.current_stream(device).record_event(event)
+    return current_stream(device).record_event(event)

@@ -1,4 +1,4 @@
-"""Plain calls are found again: for tensors that need no closer look, while their group is as it was."""
+"""Plain calls are found again, for tensors that need no closer look and groups as they were."""
 
 from __future__ import annotations
 
