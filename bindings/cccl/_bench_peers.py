@@ -225,9 +225,11 @@ def _nvcomp(algorithm: str) -> Callable[[Any, Any, int], _Codec]:
             return [encoded]
 
         def decode(payload: Any) -> Any:
-            decoded = torch.from_dlpack(coder.decode(payload[0]))
+            decoded = coder.decode(payload[0])
             torch.cuda.synchronize()
-            return decoded.view(like.dtype)
+            values = torch.from_dlpack(decoded).view(like.dtype)
+            values.owner = decoded  # whose memory goes with it
+            return values
 
         return _Codec(encode, decode, in_graph=False)
 

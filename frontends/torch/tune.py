@@ -5,20 +5,21 @@ docs/tune.md says what is measured, and how.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import math
 import os
-import resource
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-from .. import _bench_cuda, _show, bench
+from .. import _bench_cuda, _core, _show, bench
 from .._arrays import DTYPES
 from .._config import Config
 from .._model import CHUNKS, GIGABIT, GIGABYTE, LEAST_MESSAGE, MICRO, Cluster, Rates, flat
@@ -36,6 +37,7 @@ _PROBED_LEAST, _PROBED = 1 << 20, 1 << 24  # bytes of the tensor that chunk size
 _PROBED_ENOUGH = 1 << 23  # from which it says something of others
 _ROUNDS = 5
 _MATRIX, _PRODUCTS = 256, 100  # rows, and how many products
+_THREADS = 4  # of a rank that have most of its work: codec, sockets, Python
 
 
 def tune(
@@ -225,7 +227,10 @@ def _cluster(
     ours()
     if backend == "gloo":
         cluster = dataclasses.replace(cluster, ranks_per_core=_ranks_per_core(probe))
-        cluster = _with_work(cluster, group, tensor, ours, rates[codec], probe)
+        cores = _cores(probe)
+        with _one_codec_thread():
+            alone = _rates((codec,), device, probe)[codec]
+            cluster = _with_work(cluster, group, tensor, ours, alone, cores, probe)
     way = flat(rates[codec], 4)
     late = statistics.median(
         seconds - way(cluster, nbytes, world).seconds
@@ -241,13 +246,14 @@ def _with_work(
     tensor: torch.Tensor,
     ours: Callable[[], None],
     rates: Rates,
+    cores: float,
     probe: Probe,
 ) -> Cluster:
     """Processor time that sockets take from a rank: of plain, by the byte; of ours, what is left
     after codec and bytes, by the message."""
     world = dist.get_world_size(group)
-    plain = _processor_seconds(lambda: dist.all_reduce(tensor, dist.ReduceOp.AVG, group))
-    (plain, mine) = probe.slowest([plain, _processor_seconds(ours)])
+    plain = _work_seconds(lambda: dist.all_reduce(tensor, dist.ReduceOp.AVG, group), cores)
+    (plain, mine) = probe.slowest([plain, _work_seconds(ours, cores)])
     sent = 2 * (world - 1) / world * tensor.nbytes
     stack = sent / max(plain, 1e-9) / GIGABYTE
     bare = dataclasses.replace(cluster, stack_gbyte=stack, message_us=0.0)
@@ -256,6 +262,17 @@ def _with_work(
     known = flat(rates, 4)(bare, tensor.nbytes, world).work / cluster.ranks_per_core
     left = max(0.0, mine - known) / (2 * (world - 1) * chunks)
     return dataclasses.replace(bare, message_us=left / MICRO)
+
+
+@contextlib.contextmanager
+def _one_codec_thread() -> Iterator[None]:
+    """Processor time is then that of the work: threads that share it also wait, and look for it."""
+    threads = _core.codec_threads()
+    _core.set_codec_threads(1)
+    try:
+        yield
+    finally:
+        _core.set_codec_threads(threads)
 
 
 def _ranks_per_core(probe: Probe) -> float:
@@ -276,6 +293,25 @@ def _ranks_per_core(probe: Probe) -> float:
     return max(1.0, min(probe.slowest(ratios)))
 
 
+def _cores(probe: Probe) -> float:
+    """That a rank finds free when all of them are at work, up to as many as it has threads."""
+    matrix = torch.full((_MATRIX, _MATRIX), 1e-3)
+
+    def compute(_: int) -> None:
+        for _ in range(_PRODUCTS):
+            torch.mm(matrix, matrix)
+
+    shares = []
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for _ in range(_ROUNDS):
+            probe.slowest([0.0])  # begin together
+            before, begun = time.process_time(), time.perf_counter()
+            list(pool.map(compute, range(_THREADS)))
+            shares.append((time.process_time() - before) / (time.perf_counter() - begun))
+    (least,) = probe.slowest([-max(shares)])
+    return max(1.0, -least)
+
+
 def _timed(device: torch.device, call: Callable[[], Any]) -> float:
     _finish(device)
     begun = time.perf_counter()
@@ -289,11 +325,21 @@ def _finish(device: torch.device) -> None:
         torch.cuda.current_stream(device).synchronize()
 
 
-def _processor_seconds(call: Callable[[], Any]) -> float:
-    """Of this process, all threads and the kernel's part, for one call."""
-    before = resource.getrusage(resource.RUSAGE_SELF)
+def _work_seconds(call: Callable[[], Any], cores: float) -> float:
+    """Processor time of one call: of the busiest thread or, if that is more, of all of them shared
+    out among the rank's cores."""
+    before = _thread_seconds()
     for _ in range(_ROUNDS):
         call()
-    after = resource.getrusage(resource.RUSAGE_SELF)
-    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-    return spent / _ROUNDS
+    spent = [now - before.get(thread, 0.0) for thread, now in _thread_seconds().items()]
+    return max(max(spent), sum(spent) / cores) / _ROUNDS
+
+
+def _thread_seconds() -> dict[int, float]:
+    """Processor time of each thread of this process, the kernel's part too."""
+    found = {}
+    for name in os.listdir("/proc/self/task"):
+        thread = int(name)
+        with contextlib.suppress(OSError):  # it has ended
+            found[thread] = time.clock_gettime(~thread << 3 | 6)  # as pthread_getcpuclockid
+    return found

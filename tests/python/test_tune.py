@@ -6,13 +6,15 @@ import json
 import re
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 from output import printed
 
 import cccl
-from cccl import plan, tune
+from cccl import _core, plan, tune
 from cccl.__main__ import main
 from cccl._model import Cluster
 
@@ -134,3 +136,32 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     assert cccl.Config.load(file).compression_type == "none"
     lines = [line for line in done.stderr.splitlines() if line.startswith("tune ")]
     assert re.match(r"tune 1/5: codecs$", lines[0]) and len(lines) == 5  # rank 0 alone tells
+
+
+def test_the_work_of_a_call_is_its_busiest_threads_or_shared_out_among_cores():
+    measuring = pytest.importorskip("cccl.torch.tune", reason="tune needs torch")
+
+    def busy(seconds):
+        until = time.thread_time() + seconds
+        while time.thread_time() < until:
+            pass
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+
+        def call():
+            for working in (one.submit(busy, 0.06), other.submit(busy, 0.02)):
+                working.result()
+
+        call()  # makes both threads
+        together, busiest = (measuring._work_seconds(call, cores) for cores in (1.0, 100.0))
+    assert together >= 0.08
+    assert 0.06 <= busiest < together
+
+
+def test_the_codecs_threads_come_back_after_their_work_was_measured():
+    measuring = pytest.importorskip("cccl.torch.tune", reason="tune needs torch")
+    threads = _core.codec_threads()
+    with pytest.raises(KeyError), measuring._one_codec_thread():
+        assert _core.codec_threads() == 1
+        raise KeyError
+    assert _core.codec_threads() == threads
