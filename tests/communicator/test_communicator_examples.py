@@ -47,7 +47,8 @@ def test_heat_is_exact_with_exact_halos_and_its_sum_within_the_bound(ranks):
 def test_an_example_runs_under_torchrun():
     """Which listens on MASTER_PORT itself."""
     pytest.importorskip("torch", reason="it has torchrun")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    port = ["--master-port", str(free_port())]  # the next one, which ranks take, is free too
+    launcher = ["-m", "torch.distributed.run", *port, "--nproc-per-node", "2"]
     command = [sys.executable, *launcher, str(EXAMPLES / "heat.py"), "--side", "50", "--steps", "5"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
