@@ -5,6 +5,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <iterator>
 #include <memory>
 #include <string>
 #include <unordered_map>
@@ -56,7 +57,8 @@ class PlainCalls {
   PlainCalls(nb::object tensor_type, nb::object strided, nb::object groups)
       : tensor_type_(std::move(tensor_type)),
         strided_(std::move(strided)),
-        groups_(std::move(groups)) {}
+        groups_(std::move(groups)),
+        weak_(nb::module_::import_("weakref").attr("ref")) {}
 
   // What is given of a call, and tells it from others.
   struct Call {
@@ -67,17 +69,26 @@ class PlainCalls {
   // `communicator`: of those that have agreed on it.
   void remember(const Call& call, nb::handle group, const Communicator& communicator,
                 nb::object how) {
-    const auto weak = nb::module_::import_("weakref").attr("ref");
     const auto key = key_of(call, call.group);
     const nb::object device = get(call.input, device_);
-    std::erase_if(entries_,
-                  [&](const auto& kept) { return kept.second.is_like(key, call, device); });
-    if (entries_.size() == kMostKept) entries_.clear();
-    entries_.emplace(hash(key, call.label),
-                     Entry{key, communicator.open(), weak(call.group),
-                           group.is_none() ? nb::none() : nb::object(weak(group)), device,
-                           nb::borrow(call.collective), nb::borrow(call.op), nb::borrow(call.src),
-                           nb::borrow(call.label), nb::borrow(call.config), std::move(how)});
+    const auto place = hash(key, call.label);
+    Entries gone;
+    if (entries_.size() == kMostKept) gone.swap(entries_);
+    auto [at, end] = entries_.equal_range(place);
+    while (at != end) {
+      const auto next = std::next(at);
+      if (at->second.is_like(key, call, device)) gone.insert(entries_.extract(at));
+      at = next;
+    }
+    Entry entry{key, communicator.open(), weak_(call.group), nb::none(), device};
+    if (!group.is_none()) entry.group = weak_(group);
+    entry.collective = nb::borrow(call.collective);
+    entry.op = nb::borrow(call.op);
+    entry.src = nb::borrow(call.src);
+    entry.label = nb::borrow(call.label);
+    entry.config = nb::borrow(call.config);
+    entry.how = std::move(how);
+    entries_.emplace(place, std::move(entry));
   }
 
   // How a call like this one went and the group to send it with; None if there was none.
@@ -93,9 +104,11 @@ class PlainCalls {
     for (auto at = begin; at != end; ++at) {
       const Entry& entry = at->second;
       if (!*entry.open || !entry.is_like(key, call, device) || !entry.given().is(given)) continue;
+      // Tensors' methods may let other threads in, who forget the entry.
+      const nb::object how = entry.how, inner = entry.group.is_none() ? given : entry.group();
       if (!is_simple(input)) break;
       if (!in_place && !(is_simple(output) && are_alike(input, output, device))) break;
-      return nb::make_tuple(entry.how, entry.group.is_none() ? given : entry.group());
+      return nb::make_tuple(how, inner);
     }
     return nb::none();
   }
@@ -103,13 +116,18 @@ class PlainCalls {
   // All calls that these have agreed on, who must agree again.
   void forget(const Communicator& communicator) {
     const auto open = communicator.open();
-    std::erase_if(entries_, [&](const auto& kept) { return kept.second.open == open; });
+    Entries gone;
+    for (auto at = entries_.begin(); at != entries_.end();) {
+      const auto next = std::next(at);
+      if (at->second.open == open) gone.insert(entries_.extract(at));
+      at = next;
+    }
   }
 
-  void clear() { entries_.clear(); }
+  void clear() { Entries().swap(entries_); }
 
  private:
-  struct Key {  // compared by identity: what an entry keeps alive, and the group it has a look at
+  struct Key {  // compared by identity: an entry has the config, asks for the group; dtypes stay
     const PyObject *group, *dtype, *config;
     std::uint64_t values, results;
     bool operator==(const Key&) const = default;
@@ -126,6 +144,9 @@ class PlainCalls {
              same_text(label, call.label) && same_text(op, call.op) && src.equal(call.src);
     }
   };
+
+  // What is taken out of it goes when it is whole again: what it holds may let other threads in.
+  using Entries = std::unordered_multimap<std::size_t, Entry>;
 
   Key key_of(const Call& call, nb::handle group) const {
     const auto values = count(call.input);
@@ -147,9 +168,10 @@ class PlainCalls {
   bool is_tensor(nb::handle tensor) const { return tensor.type().is(tensor_type_); }
 
   bool is_simple(nb::handle tensor) const {
-    return get(tensor, layout_).is(strided_) && !is_true(get(tensor, requires_grad_)) &&
-           is_true(ask(tensor, is_contiguous_)) && !is_true(ask(tensor, is_neg_)) &&
-           !is_true(ask(tensor, is_conj_)) && address_of(tensor) != 0;
+    return get(tensor, layout_).is(strided_) && !is_true(get(tensor, is_nested_)) &&
+           !is_true(get(tensor, requires_grad_)) && is_true(ask(tensor, is_contiguous_)) &&
+           !is_true(ask(tensor, is_neg_)) && !is_true(ask(tensor, is_conj_)) &&
+           address_of(tensor) != 0;
   }
 
   // Of one dtype on one device, without memory in common.
@@ -164,12 +186,12 @@ class PlainCalls {
   std::uintptr_t address_of(nb::handle tensor) const { return number(ask(tensor, data_ptr_)); }
   std::uintptr_t bytes_of(nb::handle tensor) const { return number(get(tensor, nbytes_)); }
 
-  nb::object tensor_type_, strided_, groups_;
+  nb::object tensor_type_, strided_, groups_, weak_;
   nb::str world_{"WORLD"}, dtype_{"dtype"}, device_{"device"}, layout_{"layout"};
   nb::str requires_grad_{"requires_grad"}, numel_{"numel"}, nbytes_{"nbytes"};
   nb::str data_ptr_{"data_ptr"}, is_contiguous_{"is_contiguous"}, is_neg_{"is_neg"};
-  nb::str is_conj_{"is_conj"};
-  std::unordered_multimap<std::size_t, Entry> entries_;
+  nb::str is_conj_{"is_conj"}, is_nested_{"is_nested"};
+  Entries entries_;
 };
 
 // `find` as the interpreter calls a function of its own: nanobind's way to it takes a microsecond.

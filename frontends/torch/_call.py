@@ -58,10 +58,12 @@ def send(
     if type(config) is not Config:
         config = current_config() if config is None else loaded(config)
     known = find_plain(collective, input, output, op, group, src, label, config)
-    if known is not None and known[0].again():
-        if input is not output:
-            input, output = input.view(-1), output.view(-1)
-        return known[0].send(input, output, known[1], async_op)
+    if known is not None:
+        plain, inner = known
+        if plain.again():
+            if input is not output:
+                input, output = input.view(-1), output.view(-1)
+            return plain.send(input, output, inner, async_op)
     call = Call(collective, input, output, op, group, config, label, src)
     call.memory = memory
     return call.run(async_op)
@@ -296,6 +298,7 @@ class Call:
 
     def _run_plain(self, reason: str, async_op: bool) -> Any:
         plain = self.plainly(reason)
+        self._remember(plain)
         sent, received, direct = self.input, self.output, True
         if self.input.layout is torch.strided:
             # The backend reads memory, not strides: what must be copied back is waited for.
@@ -311,17 +314,20 @@ class Call:
         """Before the backend carries it: whether all ranks do the same."""
         call = PlainCall(self, reason)
         if self.size > 1 and self.group is not None:
-            found = self._communicator()
             kind = self.collective, self.input.dtype, self.input.numel(), self.op, self.src
-            found.agree_once(kind, self.plain_fields)
-            told = type(self.asked_op) is str or is_known(self.asked_op)
-            if told and self.input.layout is self.output.layout is torch.strided:
-                inner = None if self.group is self.asked_group else self.group
-                plain_calls.remember(
-                    self.collective, self.input, self.output, self.asked_op, self.asked_group,
-                    self.src, self.label, self.asked, inner, found.core, call,
-                )  # fmt: skip
+            self._communicator().agree_once(kind, self.plain_fields)
         return call
+
+    def _remember(self, plain: PlainCall) -> None:
+        """How it goes plain, for `send` to find."""
+        tells = type(self.asked_op) is str or is_known(self.asked_op)
+        if not tells or not (self.input.layout is self.output.layout is torch.strided):
+            return
+        inner = None if self.group is self.asked_group else self.group
+        plain_calls.remember(
+            self.collective, self.input, self.output, self.asked_op, self.asked_group, self.src,
+            self.label, self.asked, inner, self._communicator().core, plain,
+        )  # fmt: skip
 
     def plain_fields(self) -> dict[str, str]:
         """What ranks compare of it, where it goes plain."""

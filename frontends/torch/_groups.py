@@ -154,7 +154,7 @@ def recover(group: dist.ProcessGroup | None = None, *, deadline: float | None = 
         generation = old.generation + 1 if old else 1
         return GroupCommunicator(group, device, generation, limit, current_config())
 
-    plain_calls.clear()
+    plain_calls.clear()  # of a healthy group too, whose old communicator may still be open
     _groups.renew(group, _device_of(group), make)
 
 

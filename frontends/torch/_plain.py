@@ -57,7 +57,7 @@ def name_of(op: Any) -> str:
 
 def _movable(tensor: torch.Tensor) -> torch.Tensor:
     """As bytes where gloo does not know the dtype; for collectives that only move values."""
-    return tensor.view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
+    return tensor.reshape(-1).view(torch.uint8) if tensor.dtype in _BYTES_TO_GLOO else tensor
 
 
 def _all_reduce(_: Any, output: torch.Tensor, op: Any, __: int, group: Any, later: bool) -> Any:

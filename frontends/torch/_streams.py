@@ -1,4 +1,4 @@
-"""The current CUDA stream, for calls that take no longer than torch's own way to it."""
+"""The current CUDA stream, of which torch would make an object for every call."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def current_stream(device: torch.device) -> torch.cuda.Stream:
-    """As `torch.cuda.current_stream`, which makes an object of a stream that is known."""
+    """As `torch.cuda.current_stream`; one object for each stream."""
     number = device.index
     return _stream(number, torch._C._cuda_getCurrentRawStream(number))
 

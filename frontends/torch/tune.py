@@ -309,7 +309,7 @@ def _cores(probe: Probe) -> float:
             list(pool.map(compute, range(_THREADS)))
             shares.append((time.process_time() - before) / (time.perf_counter() - begun))
     (least,) = probe.slowest([-max(shares)])
-    return max(1.0, -least)
+    return min(max(1.0, -least), float(_THREADS))
 
 
 def _timed(device: torch.device, call: Callable[[], Any]) -> float:
