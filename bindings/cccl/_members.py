@@ -161,8 +161,8 @@ class Registry(Generic[M]):
             self._recent[id(given), device.index] = device, *references
 
     def recall(self, given: Any, device: Any) -> tuple[M, Any] | None:
-        """As it was remembered, if the members are still open. Every call comes here, and finds
-        most of Python's code cold: that is why it takes no longer way."""
+        """As it was remembered, if the members are still open. Every compressed call comes here,
+        and finds most of Python's code cold: that is why it takes no longer way."""
         known = self._recent.get((id(given), device.index))
         if known is None or known[0] != device or known[1]() is not given:
             return None

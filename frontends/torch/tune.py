@@ -226,8 +226,10 @@ def _cluster(
 
     ours()
     if backend == "gloo":
-        cluster = dataclasses.replace(cluster, ranks_per_core=_ranks_per_core(probe))
-        cores = _cores(probe)
+        ranks_per_core = max(1.0, _seconds_per_work(probe, 1))
+        cluster = dataclasses.replace(cluster, ranks_per_core=ranks_per_core)
+        # That a rank finds free when all are at work, up to as many as it has threads.
+        cores = min(max(1.0, 1 / _seconds_per_work(probe, _THREADS)), float(_THREADS))
         with _one_codec_thread():
             alone = _rates((codec,), device, probe)[codec]
             cluster = _with_work(cluster, group, tensor, ours, alone, cores, probe)
@@ -275,41 +277,23 @@ def _one_codec_thread() -> Iterator[None]:
         _core.set_codec_threads(threads)
 
 
-def _ranks_per_core(probe: Probe) -> float:
-    """Seconds of a computation of all ranks at once, over the slowest one's processor time. The
-    least of several rounds: other programs only add to it."""
-    matrix = torch.full((_MATRIX, _MATRIX), 1e-3)
-
-    def compute() -> None:
-        for _ in range(_PRODUCTS):
-            torch.mm(matrix, matrix)
-
-    ratios = []
-    for _ in range(_ROUNDS):
-        probe.slowest([0.0])  # begin together
-        before, begun = time.process_time(), time.perf_counter()
-        compute()
-        ratios.append((time.perf_counter() - begun) / (time.process_time() - before))
-    return max(1.0, min(probe.slowest(ratios)))
-
-
-def _cores(probe: Probe) -> float:
-    """That a rank finds free when all of them are at work, up to as many as it has threads."""
+def _seconds_per_work(probe: Probe, threads: int) -> float:
+    """Seconds of a computation in as many threads of all ranks at once, over the slowest one's
+    processor time. The least of several rounds: other programs only add to it."""
     matrix = torch.full((_MATRIX, _MATRIX), 1e-3)
 
     def compute(_: int) -> None:
         for _ in range(_PRODUCTS):
             torch.mm(matrix, matrix)
 
-    shares = []
-    with ThreadPoolExecutor(_THREADS) as pool:
+    ratios = []
+    with ThreadPoolExecutor(threads) as pool:
         for _ in range(_ROUNDS):
             probe.slowest([0.0])  # begin together
             before, begun = time.process_time(), time.perf_counter()
-            list(pool.map(compute, range(_THREADS)))
-            shares.append((time.process_time() - before) / (time.perf_counter() - begun))
-    (least,) = probe.slowest([-max(shares)])
-    return min(max(1.0, -least), float(_THREADS))
+            list(pool.map(compute, range(threads)))
+            ratios.append((time.perf_counter() - begun) / (time.process_time() - before))
+    return min(probe.slowest(ratios))
 
 
 def _timed(device: torch.device, call: Callable[[], Any]) -> float:
