@@ -15,6 +15,10 @@ from .errors import ConfigError
 
 GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
 CHUNKS = 12  # that the pipeline cuts a large tensor into, at most
+CONTENTION = (
+    0.75  # power of the share of communication that is work, by which it slows computation:
+)
+# of 0 to 1.25 in steps of 1/4 that with the least errors in two runs of benchmarks/plan_lab.py
 LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 1024 * 1024}  # bytes, as the core's tuning has them
 
 
@@ -27,8 +31,6 @@ class Rates:
     encode: float
     accumulate: float
     decode: float
-    interference: float | None = None
-    """As the cluster's, of steps with this codec; None: the cluster's own."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,9 +57,9 @@ class Cluster:
     ranks_per_core: float = 1.0
     """That share a core, if all are at work, by which a rank's own work takes longer."""
     interference: float = 0.0
-    """Share of the work done for hidden communication (encoding, sums, sockets) by which a step
-    becomes longer: 0 where it has cores of its own, 1 where computation waits for it, and more
-    where it waits for the computation too."""
+    """By how much of the work for hidden communication (encoding, sums, sockets) a step becomes
+    longer where communication is nothing but work, and by less the more of it is waiting: 0 where
+    work has cores of its own, 1 where computation waits for it, more where it waits too."""
     codecs: Mapping[str, Rates] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -141,12 +143,23 @@ class Transfer:
 
     seconds: float
     work: float
-    interference: float | None = None
-    """Of its way to send; None: the cluster's."""
 
     def times(self, count: int) -> Transfer:
         """As many, one after another."""
-        return Transfer(count * self.seconds, count * self.work, self.interference)
+        return Transfer(count * self.seconds, count * self.work)
+
+    def exposed(self, job: Job) -> float:
+        """Seconds that a step waits for it: it hides behind a part of the computation, but for the
+        last bucket."""
+        return max(self.seconds - job.overlap * job.compute_seconds, self.seconds / job.buckets)
+
+    def contended(self, job: Job) -> float:
+        """Work while it is hidden, in seconds, by how often computation meets it: less where
+        communication mostly waits."""
+        if not self.seconds:
+            return 0.0
+        hidden = 1 - self.exposed(job) / self.seconds
+        return self.work * hidden * min(1.0, self.work / self.seconds) ** CONTENTION
 
 
 @dataclasses.dataclass(frozen=True)
@@ -211,21 +224,16 @@ def hierarchical(rates: Rates, value_bytes: int) -> Way:
         inside = 2 * (local - 1) / local * nbytes / (cluster.intra_gbyte * GIGABYTE)
         wire = 2 * (hosts - 1) / hosts * nbytes * small / cluster.link
         between = _pipelined(cluster, rates, nbytes / local, small, hosts, wire)
-        return Transfer(between.seconds + inside, between.work, rates.interference)
+        return Transfer(between.seconds + inside, between.work)
 
     return way
 
 
 def step(cluster: Cluster, job: Job, way: Way, ranks: int) -> Step:
-    """Communication hides behind a part of the computation and slows it; the last bucket never
-    hides."""
+    """With communication as far as it is not hidden, and what hidden communication costs."""
     count = job.buckets
     whole = way(cluster, job.gradient_bytes / count, ranks).times(count)
-    window = job.overlap * job.compute_seconds
-    exposed = max(whole.seconds - window, whole.seconds / count)
-    hidden = 1 - exposed / whole.seconds if whole.seconds else 0.0
-    share = cluster.interference if whole.interference is None else whole.interference
-    slowed = share * whole.work * hidden
+    exposed, slowed = whole.exposed(job), cluster.interference * whole.contended(job)
     seconds = job.compute_seconds + exposed + slowed
     return Step(seconds, whole.seconds, exposed, slowed)
 
@@ -270,4 +278,4 @@ def _pipelined(
     messages = 2 * (peers - 1) * chunks * cluster.message_us * MICRO
     work = codec + cluster.ranks_per_core * (sockets + messages)
     begin = (cluster.start_us + 2 * cluster.latency_us) * MICRO
-    return Transfer(begin + max(wire, work) + codec / chunks, work, rates.interference)
+    return Transfer(begin + max(wire, work) + codec / chunks, work)

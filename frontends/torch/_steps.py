@@ -2,28 +2,31 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import statistics
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from .._config import Config, configure, current_config
-from .._model import Cluster, Job, Way, flat, plain, step
+from .._model import Cluster, Job, Transfer, Way, flat, plain
 from .._rules import PLAIN
 from ._auto import Probe
+from ._collectives import all_reduce
 from ._ddp import compress
 
 LAYERS = 4  # square, each a bucket
-WIDTHS = (1536, 1024, 512)
+WIDTHS = (2048, 1536, 1024, 512)
 # Forward, then for each layer gradients of weights and, but for the first layer, of its input.
 OVERLAP = (2 * LAYERS - 3) / (3 * LAYERS - 1)
-_ROUNDS = 9
+_ROUNDS = (9, 25)  # at least, and at most
 _MOST_ROWS = 1 << 14
-LEAST_HIDDEN = 0.05  # of a step, to tell from it alone
+_UNCOMPRESSED = Config(compression_type=PLAIN)
 
 
 def interference(
@@ -33,34 +36,47 @@ def interference(
     cluster: Cluster,
     seconds: float,
     probe: Probe,
-) -> dict[str, float]:
-    """What steps take longer than the model has it without interference, as a share of the work
-    for hidden communication: of plain steps, and of those with each codec. Where hardly any is
-    hidden, the least squares over all."""
+) -> float:
+    """That of the cluster, as steps show it that are measured here."""
     world = dist.get_world_size(group)
     ways: dict[str, Way] = {PLAIN: plain}
     ways |= {name: flat(cluster.codecs[name], 4) for name in configs}
-    width = next((w for w in WIDTHS if _seconds(cluster, ways, w, world) < seconds), WIDTHS[-1])
-    job, taken = _measure(group, device, configs, width, probe)
-    bare = dataclasses.replace(cluster, interference=0.0)
-    hidden, longer = {}, {}
+    width, rounds = _affordable(cluster, ways, world, seconds)
+    measured = _measure(group, device, configs, width, rounds, probe)
+    return interference_of(cluster, ways, world, *measured)
+
+
+def interference_of(
+    cluster: Cluster,
+    ways: Mapping[str, Way],
+    world: int,
+    job: Job,
+    steps: Mapping[str, float],
+    alone: Mapping[str, float],
+) -> float:
+    """What steps take longer than computation and exposed communication, as a share of the work
+    that they contend with: the least squares over all ways."""
+    product = squares = 0.0
     for name, way in ways.items():
-        expected = step(bare, job, way, world)
-        work = way(bare, job.gradient_bytes / job.buckets, world).work * job.buckets
-        hidden[name] = work * (1 - expected.exposed / expected.communication)
-        longer[name] = max(0.0, taken[name] - expected.seconds)
-    squares = sum(value * value for value in hidden.values())
-    common = sum(hidden[name] * longer[name] for name in ways) / squares if squares else 0.0
-    return {
-        name: longer[name] / hidden[name] if hidden[name] > LEAST_HIDDEN * taken[name] else common
-        for name in ways
-    }
+        modelled = way(cluster, job.bucket_bytes, world).times(job.buckets)
+        whole = Transfer(alone[name], modelled.work)
+        contended = whole.contended(job)
+        product += contended * (steps[name] - job.compute_seconds - whole.exposed(job))
+        squares += contended * contended
+    return max(0.0, product / squares) if squares else 0.0
 
 
-def _seconds(cluster: Cluster, ways: Mapping[str, Way], width: int, world: int) -> float:
-    """About what measuring takes; computation is made as long as compressed communication."""
-    each = [way(cluster, 4 * width * width, world).seconds * LAYERS for way in ways.values()]
-    return (_ROUNDS + 2) * (sum(each) + 2 * len(ways) * min(each))
+def _affordable(
+    cluster: Cluster, ways: Mapping[str, Way], world: int, seconds: float
+) -> tuple[int, int]:
+    """The largest width that can be measured often enough in about as many seconds, and how often
+    it can: communication alone, steps, and computation that is as long as the shortest of it."""
+    for width in WIDTHS:
+        each = [way(cluster, 4 * width * width, world).seconds * LAYERS for way in ways.values()]
+        rounds = int(seconds / (2 * sum(each) + (len(ways) + 1) * min(each))) - 2
+        if rounds >= _ROUNDS[0]:
+            break
+    return width, min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
 
 
 def _measure(
@@ -68,9 +84,10 @@ def _measure(
     device: torch.device,
     configs: Mapping[str, Config],
     width: int,
+    rounds: int,
     probe: Probe,
-) -> tuple[Job, dict[str, float]]:
-    """The job, and medians of the slowest rank's steps, in turns."""
+) -> tuple[Job, dict[str, float], dict[str, float]]:
+    """The job, and medians of the slowest rank, in turns: steps, and their communication alone."""
     before = current_config()
     configure(dataclasses.replace(before, attach_ddp=False))
     try:
@@ -79,33 +96,44 @@ def _measure(
             models[name] = _model(group, device, width)
             compress(models[name], config)
 
-        def run(name: str, rows: torch.Tensor) -> float:
+        def timed(call: Callable[[], None]) -> float:
             dist.barrier(group)
             begun = time.perf_counter()
-            models[name](rows).sum().backward()
+            call()
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
             return time.perf_counter() - begun
+
+        def run(name: str, rows: torch.Tensor) -> float:
+            return timed(lambda: models[name](rows).sum().backward())
 
         def compute(rows: torch.Tensor) -> float:
             with models[PLAIN].no_sync():
                 return run(PLAIN, rows)
 
+        buckets = torch.linspace(-1, 1, LAYERS * width * width, device=device).chunk(LAYERS)
+
+        def communicate(name: str) -> None:
+            config = configs.get(name, _UNCOMPRESSED)
+            for work in [all_reduce(b, group=group, config=config, async_op=True) for b in buckets]:
+                work.wait()
+
         rows = _rows_for(models, device, width, run, compute, probe)
-        times: dict[str, list[float]] = {"compute": [], **{name: [] for name in models}}
-        for number in range(_ROUNDS + 1):
-            for name, column in times.items():
-                taken = compute(rows) if name == "compute" else run(name, rows)
-                if number:
-                    column.append(taken)
+        times: dict[str, list[float]] = collections.defaultdict(list)
+        for _ in range(rounds + 1):
+            times["compute"].append(compute(rows))
+            for name in models:
+                times[name].append(run(name, rows))
+                times[f"{name} alone"].append(timed(partial(communicate, name)))
     finally:
         configure(before)
-    slowest = probe.slowest([one for column in times.values() for one in column])
-    medians = [statistics.median(slowest[i : i + _ROUNDS]) for i in range(0, len(slowest), _ROUNDS)]
-    computing, *others = medians
+    medians = {}
+    for what, column in times.items():  # the first one pays for memory and agreement
+        medians[what] = statistics.median(probe.slowest(column[1:]))
     nbytes = 4 * width * width
-    job = Job(LAYERS * nbytes, 4, computing, OVERLAP, nbytes)
-    return job, dict(zip(models, others, strict=True))
+    job = Job(LAYERS * nbytes, 4, medians["compute"], OVERLAP, nbytes)
+    steps = {name: medians[name] for name in models}
+    return job, steps, {name: medians[f"{name} alone"] for name in models}
 
 
 def _rows_for(
@@ -126,7 +154,7 @@ def _rows_for(
     waits = min(run(name, rows) for name in models) - compute(rows)
     (waits,) = probe.slowest([waits])
     while count < _MOST_ROWS and probe.slowest([compute(rows)])[0] < waits:
-        count *= 2
+        count += count // 2
         rows = torch.ones(count, width, device=device)
     return rows
 

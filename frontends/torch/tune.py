@@ -35,7 +35,8 @@ CHUNK_SIZES = tuple(1 << bits for bits in range(16, 25))  # 64 KiB to 16 MiB
 CLEARLY = 0.95  # of the time with chunks by default, from which another size is taken
 _PROBED_LEAST, _PROBED = 1 << 20, 1 << 24  # bytes of the tensor that chunk sizes are tried with
 _PROBED_ENOUGH = 1 << 23  # from which it says something of others
-_ROUNDS = 5
+_ROUNDS, _WORK_ROUNDS = 5, 15
+_BUCKET = 1 << 24  # bytes, of about as many messages as a bucket of DDP
 _MATRIX, _PRODUCTS = 256, 100  # rows, and how many products
 _THREADS = 4  # of a rank that have most of its work: codec, sockets, Python
 
@@ -85,14 +86,9 @@ def tune(
             "--seconds allows more"
         )
     advance("work for sockets")
-    interference = _steps.interference(
-        group, device, {name: config.candidates[name] for name in codecs}, cluster, seconds, probe
-    )
-    codec_rates = {
-        name: dataclasses.replace(found, interference=interference[name])
-        for name, found in cluster.codecs.items()
-    }
-    cluster = dataclasses.replace(cluster, interference=interference[PLAIN], codecs=codec_rates)
+    by_name = {name: config.candidates[name] for name in codecs}
+    share = _steps.interference(group, device, by_name, cluster, seconds, probe)
+    cluster = dataclasses.replace(cluster, interference=share)
     advance("training steps")
     settings: dict[str, Any] = {"compression_type": PLAIN}
     if any(value is not None for value in crossover.values()):
@@ -219,12 +215,6 @@ def _cluster(
         notes.append("intra_gbyte, the rate inside a host, was not measured: it is a default")
     if large < SIZES[-1]:
         notes.append(f"sizes above {large >> 20} MiB were not measured: --seconds allows more")
-    tensor = torch.linspace(-1, 1, large // 4, device=device)
-
-    def ours() -> None:
-        all_reduce(tensor, group=group, config=config)
-
-    ours()
     if backend == "gloo":
         ranks_per_core = max(1.0, _seconds_per_work(probe, 1))
         cluster = dataclasses.replace(cluster, ranks_per_core=ranks_per_core)
@@ -232,7 +222,8 @@ def _cluster(
         cores = min(max(1.0, 1 / _seconds_per_work(probe, _THREADS)), float(_THREADS))
         with _one_codec_thread():
             alone = _rates((codec,), device, probe)[codec]
-            cluster = _with_work(cluster, group, tensor, ours, alone, cores, probe)
+            nbytes = min(large, _BUCKET)
+            cluster = _with_work(cluster, group, nbytes, config, alone, cores, probe)
     way = flat(rates[codec], 4)
     late = statistics.median(
         seconds - way(cluster, nbytes, world).seconds
@@ -245,8 +236,8 @@ def _cluster(
 def _with_work(
     cluster: Cluster,
     group: dist.ProcessGroup | None,
-    tensor: torch.Tensor,
-    ours: Callable[[], None],
+    nbytes: int,
+    config: Config,
     rates: Rates,
     cores: float,
     probe: Probe,
@@ -254,6 +245,9 @@ def _with_work(
     """Processor time that sockets take from a rank: of plain, by the byte; of ours, what is left
     after codec and bytes, by the message."""
     world = dist.get_world_size(group)
+    tensor = torch.linspace(-1, 1, nbytes // 4)
+    ours = partial(all_reduce, tensor, group=group, config=config)
+    ours()
     plain = _work_seconds(lambda: dist.all_reduce(tensor, dist.ReduceOp.AVG, group), cores)
     (plain, mine) = probe.slowest([plain, _work_seconds(ours, cores)])
     sent = 2 * (world - 1) / world * tensor.nbytes
@@ -313,10 +307,10 @@ def _work_seconds(call: Callable[[], Any], cores: float) -> float:
     """Processor time of one call: of the busiest thread or, if that is more, of all of them shared
     out among the rank's cores."""
     before = _thread_seconds()
-    for _ in range(_ROUNDS):
+    for _ in range(_WORK_ROUNDS):
         call()
     spent = [now - before.get(thread, 0.0) for thread, now in _thread_seconds().items()]
-    return max(max(spent), sum(spent) / cores) / _ROUNDS
+    return max(max(spent), sum(spent) / cores) / _WORK_ROUNDS
 
 
 def _thread_seconds() -> dict[int, float]:

@@ -14,9 +14,9 @@ import pytest
 from output import printed
 
 import cccl
-from cccl import _core, plan, tune
+from cccl import _core, _model, plan, tune
 from cccl.__main__ import main
-from cccl._model import Cluster
+from cccl._model import Cluster, Rates
 
 CODEC = "block_float8"
 RATES = {"bits": 8.125, "encode": 20.0, "accumulate": 20.0, "decode": 20.0}
@@ -132,10 +132,25 @@ def test_two_ranks_measure_and_write_what_configure_and_plan_read(tmp_path):
     assert 0 < cluster.stack_gbyte < 1000 and 0 <= cluster.interference < 100
     assert 1 <= cluster.ranks_per_core < 100
     assert cluster.codecs["block_float4"].bits == pytest.approx(4.125, rel=1e-3)
-    assert 0 <= cluster.codecs["block_float4"].interference < 100
     assert cccl.Config.load(file).compression_type == "none"
     lines = [line for line in done.stderr.splitlines() if line.startswith("tune ")]
     assert re.match(r"tune 1/5: codecs$", lines[0]) and len(lines) == 5  # rank 0 alone tells
+
+
+@pytest.mark.parametrize("share", [0.0, 0.8, 2.5])
+def test_steps_tell_the_interference_that_they_were_made_with(share):
+    steps = pytest.importorskip("cccl.torch._steps")
+    cluster = Cluster(link_gbit=4.0, stack_gbyte=2.0, interference=share)
+    job = _model.Job(64e6, compute_seconds=0.05, overlap=0.4, bucket_bytes=16e6)
+    ways = {"none": _model.plain, CODEC: _model.flat(Rates(**RATES), 4)}
+    made = {name: _model.step(cluster, job, way, 4) for name, way in ways.items()}
+    seconds = {name: step.seconds for name, step in made.items()}
+    alone = {name: step.communication for name, step in made.items()}
+    found = steps.interference_of(cluster, ways, 4, job, seconds, alone)
+    assert found == pytest.approx(share, abs=1e-9)
+    # Noise that has steps shorter than what they are made of is no interference below 0.
+    seconds = {name: value - 0.05 for name, value in seconds.items()}
+    assert steps.interference_of(cluster, ways, 4, job, seconds, alone) >= 0.0
 
 
 def test_the_work_of_a_call_is_its_busiest_threads_or_shared_out_among_cores():
