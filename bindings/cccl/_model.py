@@ -15,11 +15,12 @@ from .errors import ConfigError
 
 GIGABIT, GIGABYTE, MICRO = 1e9 / 8, 1e9, 1e-6
 CHUNKS = 12  # that the pipeline cuts a large tensor into, at most
-CONTENTION = (
-    0.75  # power of the share of communication that is work, by which it slows computation:
-)
-# of 0 to 1.25 in steps of 1/4 that with the least errors in two runs of benchmarks/plan_lab.py
+# Power of the share of communication that is work, by which it slows computation: of 0 to 1.25 in
+# steps of 1/4 the one with the least errors in two runs of benchmarks/plan_lab.py.
+CONTENTION = 0.75
 LEAST_MESSAGE = {"gloo": 64 * 1024, "nccl": 1024 * 1024}  # bytes, as the core's tuning has them
+
+_LEAST_GBIT, _MOST_GBIT = 1e-3, 1e5  # link rates among which there may be a break-even
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +96,14 @@ class Cluster:
                 raise ConfigError(f"cluster: unknown key {key!r}{nearest(key, known)}")
         codecs = {}
         for name, rates in dict(values.get("codecs", {})).items():
-            try:
-                codecs[name] = Rates(**rates)
-            except TypeError as error:
-                fields = ", ".join(field.name for field in dataclasses.fields(Rates))
-                raise ConfigError(f"cluster.codecs.{name}: {error}; it takes {fields}") from None
+            fields = [field.name for field in dataclasses.fields(Rates)]
+            if set(rates) != set(fields):
+                raise ConfigError(
+                    f"cluster.codecs.{name} has {', '.join(rates) or 'no keys'}; it takes "
+                    f"{', '.join(fields)}. A profile of another version? Run `python -m cccl tune` "
+                    "again."
+                )
+            codecs[name] = Rates(**rates)
         return cls(**{**values, "codecs": codecs})
 
     @property
@@ -245,11 +249,14 @@ def break_even_gbit(cluster: Cluster, job: Job, way: Way, ranks: int) -> float:
         at = dataclasses.replace(cluster, link_gbit=gbit)
         return step(at, job, way, ranks).seconds < step(at, job, plain, ranks).seconds
 
-    low, high = 1e-3, 1e5
-    if not gains(low):
+    if not gains(_LEAST_GBIT):
         return 0.0
-    if gains(high):
-        return math.inf
+    # The first one: beyond it a gain may come back, where a faster link has computation wait more.
+    low = high = _LEAST_GBIT
+    while gains(high):
+        if high > _MOST_GBIT:
+            return math.inf
+        low, high = high, high * 2
     while high / low > 1.001:
         middle = math.sqrt(low * high)
         low, high = (middle, high) if gains(middle) else (low, middle)

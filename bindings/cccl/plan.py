@@ -44,8 +44,8 @@ _CLUSTER = {
     "start": ("start_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of a compressed all-reduce"),
     "message": ("message_us", lambda t: 1e6 * _show.seconds(t), "TIME", "of host work per message"),
     "ranks-per-core": ("ranks_per_core", float, "N", "that share a core, if all are at work"),
-    "interference": ("interference", float, "SHARE", "of the work for hidden communication that "
-                     "lengthens a step"),
+    "interference": ("interference", float, "FACTOR", "of work for hidden communication that a "
+                     "step is longer by, if communication is all work"),
 }  # fmt: skip
 _NCCL = {"latency_us": 5.0, "message_us": 2.0}  # where neither profile nor options say it
 

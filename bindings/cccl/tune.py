@@ -35,7 +35,8 @@ def add_command(commands: Any) -> None:
     add("--codec", nargs="+", default=["block_float8"],
         help="that may be chosen (default: block_float8)")  # fmt: skip
     add("--device", default="cpu", choices=("cpu", "cuda"), help="(default: cpu)")
-    add("--seconds", type=float, default=10.0, help="for the all-reduces (default: %(default)s)")
+    add("--seconds", type=float, default=10.0,
+        help="for all-reduces, and as much for training steps (default: %(default)s)")  # fmt: skip
     add("--deadline", type=float, default=300.0, help="seconds per wait (default: %(default)s)")
     add("--parameters", type=_show.count, help="of the model, to say what a step would gain")
     add("--dtype", default="float32", help="of its gradients (default: float32)")

@@ -24,7 +24,8 @@ LAYERS = 4  # square, each a bucket
 WIDTHS = (2048, 1536, 1024, 512)
 # Forward, then for each layer gradients of weights and, but for the first layer, of its input.
 OVERLAP = (2 * LAYERS - 3) / (3 * LAYERS - 1)
-_ROUNDS = (9, 25)  # at least, and at most
+_ROUNDS = (5, 25)  # at least, and at most
+_ENOUGH = 9  # rounds that a width should leave time for
 _MOST_ROWS = 1 << 14
 _UNCOMPRESSED = Config(compression_type=PLAIN)
 
@@ -41,8 +42,8 @@ def interference(
     world = dist.get_world_size(group)
     ways: dict[str, Way] = {PLAIN: plain}
     ways |= {name: flat(cluster.codecs[name], 4) for name in configs}
-    width, rounds = _affordable(cluster, ways, world, seconds)
-    measured = _measure(group, device, configs, width, rounds, probe)
+    width = affordable(cluster, ways, world, seconds)
+    measured = _measure(group, device, configs, width, seconds, probe)
     return interference_of(cluster, ways, world, *measured)
 
 
@@ -66,17 +67,15 @@ def interference_of(
     return max(0.0, product / squares) if squares else 0.0
 
 
-def _affordable(
-    cluster: Cluster, ways: Mapping[str, Way], world: int, seconds: float
-) -> tuple[int, int]:
-    """The largest width that can be measured often enough in about as many seconds, and how often
-    it can: communication alone, steps, and computation that is as long as the shortest of it."""
-    for width in WIDTHS:
+def affordable(cluster: Cluster, ways: Mapping[str, Way], world: int, seconds: float) -> int:
+    """The largest width that can be measured often enough in about as many seconds: communication
+    alone, steps, and computation that is as long as the shortest of it."""
+
+    def enough(width: int) -> bool:
         each = [way(cluster, 4 * width * width, world).seconds * LAYERS for way in ways.values()]
-        rounds = int(seconds / (2 * sum(each) + (len(ways) + 1) * min(each))) - 2
-        if rounds >= _ROUNDS[0]:
-            break
-    return width, min(max(rounds, _ROUNDS[0]), _ROUNDS[1])
+        return seconds >= (_ENOUGH + 2) * (2 * sum(each) + (len(ways) + 1) * min(each))
+
+    return next(filter(enough, WIDTHS), WIDTHS[-1])
 
 
 def _measure(
@@ -84,7 +83,7 @@ def _measure(
     device: torch.device,
     configs: Mapping[str, Config],
     width: int,
-    rounds: int,
+    seconds: float,
     probe: Probe,
 ) -> tuple[Job, dict[str, float], dict[str, float]]:
     """The job, and medians of the slowest rank, in turns: steps, and their communication alone."""
@@ -120,16 +119,20 @@ def _measure(
 
         rows = _rows_for(models, device, width, run, compute, probe)
         times: dict[str, list[float]] = collections.defaultdict(list)
-        for _ in range(rounds + 1):
+
+        def measure() -> None:
             times["compute"].append(compute(rows))
             for name in models:
                 times[name].append(run(name, rows))
                 times[f"{name} alone"].append(timed(partial(communicate, name)))
+
+        measure()  # the first round pays for memory and agreement, and tells how long one takes
+        (once,) = probe.slowest([sum(column.pop() for column in times.values())])
+        for _ in range(min(max(int(seconds / once), _ROUNDS[0]), _ROUNDS[1])):
+            measure()
     finally:
         configure(before)
-    medians = {}
-    for what, column in times.items():  # the first one pays for memory and agreement
-        medians[what] = statistics.median(probe.slowest(column[1:]))
+    medians = {what: statistics.median(probe.slowest(column)) for what, column in times.items()}
     nbytes = 4 * width * width
     job = Job(LAYERS * nbytes, 4, medians["compute"], OVERLAP, nbytes)
     steps = {name: medians[name] for name in models}
@@ -144,17 +147,17 @@ def _rows_for(
     compute: Callable[[torch.Tensor], float],
     probe: Probe,
 ) -> torch.Tensor:
-    """A batch whose computation takes about as long as the fastest compressed step waits."""
+    """A batch whose computation takes about as long as the fastest step waits."""
     count = 8
     rows = torch.ones(count, width, device=device)
     for name in models:  # builds buckets, agrees, takes memory
         run(name, rows)
         run(name, rows)
     compute(rows)
-    waits = min(run(name, rows) for name in models) - compute(rows)
-    (waits,) = probe.slowest([waits])
+    fastest = min(run(name, rows) for name in models for _ in range(3))
+    (waits,) = probe.slowest([fastest - min(compute(rows) for _ in range(3))])
     while count < _MOST_ROWS and probe.slowest([compute(rows)])[0] < waits:
-        count += count // 2
+        count = min(count + count // 2, _MOST_ROWS)
         rows = torch.ones(count, width, device=device)
     return rows
 

@@ -51,14 +51,14 @@ def tune(
 ) -> dict[str, Any]:
     """Measures; all ranks of the group call it, and all get the same.
 
-    `seconds` is about how long the all-reduces may take; `advance` is called on every rank with the
-    name of each of the 5 parts that is done. Returns `config` (settings for `cccl.configure`),
+    `seconds` is about how long all-reduces may take, and training steps as long again; `advance` is
+    called on every rank with the name of each of the 5 parts that is done. Returns `config` (settings for `cccl.configure`),
     `cluster` (for `cccl.plan`), `measured` (seconds of all-reduces for each size),
     `crossover_bytes` (of each codec: from which size on it was faster; None if nowhere), `chunks`
     (seconds for each chunk size) and `notes`.
     """
     codecs = tuple(codecs)
-    if not codecs or seconds <= 0:
+    if not codecs or not 0 < seconds < math.inf:
         raise ConfigError("tune needs one codec or more, and more than 0 seconds")
     if dist.get_world_size(group) < 2:
         raise ConfigError("tune needs 2 ranks or more: there is no link to measure")
@@ -192,7 +192,8 @@ def _cluster(
     """Latency from the smallest all-reduce, rate from what the largest takes longer, and a rank's
     own work."""
     world, notes = dist.get_world_size(group), []
-    local = min(int(os.environ.get("LOCAL_WORLD_SIZE", 1)), world)
+    (most,) = probe.slowest([float(os.environ.get("LOCAL_WORLD_SIZE", 1))])  # on any host
+    local = min(int(most), world)
     backend = "gloo" if device.type == "cpu" else "nccl"
     times, large = table.medians[PLAIN], table.sizes[-1]
     hops = 2 * (world - 1)

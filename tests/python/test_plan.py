@@ -167,6 +167,11 @@ def test_an_h200_stands_for_nccls_ranks():
         ("[cluster]\nefficiency = 0.0", "efficiency = 0.0"),
         ('[cluster]\nbackend = "mpi"', "gloo or nccl"),
         ("[cluster.codecs.block_float8]\nbits = 8.0", "block_float8"),
+        (
+            "[cluster.codecs.block_float8]\nbits = 8.1\nencode = 3.0\naccumulate = 4.0\n"
+            "decode = 5.0\ninterference = 1.0",
+            "Run `python -m cccl tune` again",
+        ),
         ('compression_type = "auto"', "no table [cluster]"),
         ("cluster =", "no valid TOML"),
     ],

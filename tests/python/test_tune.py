@@ -149,8 +149,18 @@ def test_steps_tell_the_interference_that_they_were_made_with(share):
     found = steps.interference_of(cluster, ways, 4, job, seconds, alone)
     assert found == pytest.approx(share, abs=1e-9)
     # Noise that has steps shorter than what they are made of is no interference below 0.
-    seconds = {name: value - 0.05 for name, value in seconds.items()}
-    assert steps.interference_of(cluster, ways, 4, job, seconds, alone) >= 0.0
+    seconds = {name: value - 0.5 for name, value in seconds.items()}
+    assert steps.interference_of(cluster, ways, 4, job, seconds, alone) == 0.0
+
+
+def test_a_slow_link_is_measured_with_smaller_steps():
+    steps = pytest.importorskip("cccl.torch._steps")
+    ways = {"none": _model.plain, CODEC: _model.flat(Rates(**RATES), 4)}
+    widths = [
+        steps.affordable(Cluster(link_gbit=rate), ways, 4, 10.0) for rate in (0.001, 0.5, 1, 10)
+    ]
+    assert widths == sorted(widths) and widths[0] == steps.WIDTHS[-1]
+    assert widths[-1] == steps.WIDTHS[0] and len(set(widths)) > 2
 
 
 def test_the_work_of_a_call_is_its_busiest_threads_or_shared_out_among_cores():
