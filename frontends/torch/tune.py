@@ -52,9 +52,10 @@ def tune(
     """Measures; all ranks of the group call it, and all get the same.
 
     `seconds` is about how long all-reduces may take, and training steps as long again; `advance` is
-    called on every rank with the name of each of the 5 parts that is done. Returns `config` (settings for `cccl.configure`),
-    `cluster` (for `cccl.plan`), `measured` (seconds of all-reduces for each size),
-    `crossover_bytes` (of each codec: from which size on it was faster; None if nowhere), `chunks`
+    called on every rank with the name of each of the 5 parts that is done. Returns `config`
+    (settings for `cccl.configure`), `cluster` (for `cccl.plan`), `measured` (seconds of all-reduces
+    for each size), `crossover_bytes` (of each codec: from which size on it was faster; None if
+    nowhere), `chunks`
     (seconds for each chunk size) and `notes`.
     """
     codecs = tuple(codecs)
