@@ -5,8 +5,9 @@
   python benchmarks/plan_lab.py --hosts 2 --rates 1gbit
 
 For each number of hosts `cccl tune` makes a profile at one rate. From it, the steps' own
-computation and the line rate alone `plan` predicts each step. Hosts share this machine's cores, so
-that anything else that runs there spoils a row: its computation then differs from the other rates'.
+computation and the line rate alone `plan` predicts each step, with the chunks that the profile
+sets. Hosts share this machine's cores, so that anything else that runs there spoils a row: its
+computation then differs from the other rates'.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=24)
     parser.add_argument("--steps", type=int, default=11)
     parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--measure", metavar="PROFILE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.measure:
         measure(options)
@@ -64,11 +65,11 @@ def main() -> int:
             tune += ["--codec", *CODECS]
             lab(hosts, options.calibrated_at, tune)
             cluster = load_cluster(profile)
-        for rate in options.rates:
-            own = [str(HERE), "--measure", "--batch", str(options.batch)]
-            found = lab(hosts, rate, [*own, "--steps", str(options.steps)])
-            there = dataclasses.replace(cluster, link_gbit=_show.gbit(rate))
-            rows += compare(hosts, rate, found, there, options.json)
+            own = [str(HERE), "--measure", str(profile), "--batch", str(options.batch)]
+            for rate in options.rates:
+                found = lab(hosts, rate, [*own, "--steps", str(options.steps)])
+                there = dataclasses.replace(cluster, link_gbit=_show.gbit(rate))
+                rows += compare(hosts, rate, found, there, options.json)
     if not options.json:
         _show.table(list(rows[0]), [[str(cell) for cell in row.values()] for row in rows])
         worst = max(abs(row["error %"]) for row in rows)
@@ -120,9 +121,10 @@ def measure(options: argparse.Namespace) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     cccl.configure({"attach_ddp": False})
+    chunk_size = cccl.Config.load(options.measure).chunk_size
     models = {name: model() for name in ("plain", *CODECS)}
     for name in CODECS:
-        cccl.torch.compress(models[name], {"compression_type": name})
+        cccl.torch.compress(models[name], {"compression_type": name, "chunk_size": chunk_size})
     batch = torch.randn(options.batch, WIDTH)
     shuffle, names = random.Random(0), ["compute", *models]
     times: dict[str, list[float]] = {name: [] for name in names}
