@@ -163,7 +163,7 @@ class Transfer:
         if not self.seconds:
             return 0.0
         hidden = 1 - self.exposed(job) / self.seconds
-        return self.work * hidden * min(1.0, self.work / self.seconds) ** CONTENTION
+        return self.work * hidden * math.pow(min(1.0, self.work / self.seconds), CONTENTION)
 
 
 @dataclasses.dataclass(frozen=True)
