@@ -94,12 +94,12 @@ class Cluster:
         for key in values:
             if key not in known:
                 raise ConfigError(f"cluster: unknown key {key!r}{nearest(key, known)}")
-        codecs = {}
+        codecs, fields = {}, [field.name for field in dataclasses.fields(Rates)]
         for name, rates in dict(values.get("codecs", {})).items():
-            fields = [field.name for field in dataclasses.fields(Rates)]
-            if set(rates) != set(fields):
+            given = list(rates) if isinstance(rates, Mapping) else []
+            if set(given) != set(fields):
                 raise ConfigError(
-                    f"cluster.codecs.{name} has {', '.join(rates) or 'no keys'}; it takes "
+                    f"cluster.codecs.{name} has {', '.join(given) or 'no keys'}; it takes "
                     f"{', '.join(fields)}. A profile of another version? Run `python -m cccl tune` "
                     "again."
                 )
@@ -252,7 +252,7 @@ def break_even_gbit(cluster: Cluster, job: Job, way: Way, ranks: int) -> float:
     if not gains(_LEAST_GBIT):
         return 0.0
     # The first one: beyond it a gain may come back, where a faster link has computation wait more.
-    low = high = _LEAST_GBIT
+    low, high = _LEAST_GBIT, 2 * _LEAST_GBIT
     while gains(high):
         if high > _MOST_GBIT:
             return math.inf

@@ -99,6 +99,20 @@ def test_at_the_break_even_rate_both_take_equally_long(ranks):
     assert ours == pytest.approx(plainly, rel=1e-2)
 
 
+def test_the_break_even_is_the_first_where_a_gain_comes_back_on_faster_links():
+    cluster = Cluster(stack_gbyte=1.0, interference=1.0, message_us=200.0)
+    job = Job(64e6, 4, compute_seconds=0.25, overlap=0.7, bucket_bytes=16e6)
+    way = _model.flat(Rates(8.125, 15.0, 15.0, 15.0), 4)
+
+    def gain(gbit):
+        there = dataclasses.replace(cluster, link_gbit=gbit)
+        ours, plainly = (_model.step(there, job, w, 4).seconds for w in (way, _model.plain))
+        return plainly - ours
+
+    rate = _model.break_even_gbit(cluster, job, way, 4)
+    assert gain(0.9 * rate) > 0 > gain(1.1 * rate) and gain(10.0) > 0
+
+
 def test_a_codec_that_saves_no_bits_breaks_even_nowhere():
     way = _model.flat(Rates(32.0, 5.0, 5.0, 5.0), 4)
     assert _model.break_even_gbit(Cluster(), Job(1e8), way, 4) == 0.0
@@ -167,6 +181,7 @@ def test_an_h200_stands_for_nccls_ranks():
         ("[cluster]\nefficiency = 0.0", "efficiency = 0.0"),
         ('[cluster]\nbackend = "mpi"', "gloo or nccl"),
         ("[cluster.codecs.block_float8]\nbits = 8.0", "block_float8"),
+        ("[cluster.codecs]\nblock_float8 = 8.1", "cluster.codecs.block_float8 has no keys"),
         (
             "[cluster.codecs.block_float8]\nbits = 8.1\nencode = 3.0\naccumulate = 4.0\n"
             "decode = 5.0\ninterference = 1.0",
