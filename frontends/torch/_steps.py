@@ -127,7 +127,8 @@ def _measure(
                 times[f"{name} alone"].append(timed(partial(communicate, name)))
 
         measure()  # the first round pays for memory and agreement, and tells how long one takes
-        (once,) = probe.slowest([sum(column.pop() for column in times.values())])
+        (once,) = probe.slowest([sum(one for (one,) in times.values())])
+        times.clear()
         for _ in range(min(max(int(seconds / once), _ROUNDS[0]), _ROUNDS[1])):
             measure()
     finally:

@@ -55,8 +55,7 @@ def tune(
     called on every rank with the name of each of the 5 parts that is done. Returns `config`
     (settings for `cccl.configure`), `cluster` (for `cccl.plan`), `measured` (seconds of all-reduces
     for each size), `crossover_bytes` (of each codec: from which size on it was faster; None if
-    nowhere), `chunks`
-    (seconds for each chunk size) and `notes`.
+    nowhere), `chunks` (seconds for each chunk size) and `notes`.
     """
     codecs = tuple(codecs)
     if not codecs or not 0 < seconds < math.inf:
@@ -87,8 +86,7 @@ def tune(
             "--seconds allows more"
         )
     advance("work for sockets")
-    by_name = {name: config.candidates[name] for name in codecs}
-    share = _steps.interference(group, device, by_name, cluster, seconds, probe)
+    share = _steps.interference(group, device, config.candidates, cluster, seconds, probe)
     cluster = dataclasses.replace(cluster, interference=share)
     advance("training steps")
     settings: dict[str, Any] = {"compression_type": PLAIN}
